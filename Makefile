@@ -1,0 +1,56 @@
+# Every target works from a plain checkout; `make help` lists them.
+.DEFAULT_GOAL := help
+.PHONY: help deps build test check demo bench fuzz clean clean-deps
+
+STATICCHECK = honnef.co/go/tools/cmd/staticcheck@v0.8.2
+GO_FILES    = $(shell find cmd node p2p ring experts market settle ggml -name '*.go' 2>/dev/null)
+VERSION    ?= $(shell git describe --always --dirty 2>/dev/null || echo unknown)
+FUZZTIME   ?= 5s
+GOTESTFLAGS ?=
+export BACKEND LLAMA_SRC LLAMA_LIB DEPS_FROM
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+deps: ## fetch llama.cpp's headers and libraries (BACKEND=vulkan|cuda, or LLAMA_SRC= LLAMA_LIB=)
+	@packaging/deps.sh
+
+build: deps ## build bin/kvasird and bin/kvasir
+	@mkdir -p bin
+	go build -trimpath -ldflags '-X main.version=$(VERSION)' -o bin/ ./cmd/kvasird ./cmd/kvasir
+
+# -p 1: packages that compute do not share the cores, or their deadlines lie.
+test: deps ## run the tests; needs no root
+	packaging/deps_test.sh
+	go build ./...
+	go test -count=1 -p 1 -timeout 10m $(GOTESTFLAGS) ./...
+	@echo "left out: race detector, linters and the build without cgo (make check), fuzzing (make fuzz), benchmarks (make bench)"
+
+check: deps ## format, vet, staticcheck, tidy, build without cgo, tests with the race detector
+	@bad=$$(gofmt -l $(GO_FILES)); [ -z "$$bad" ] || { echo "not formatted (gofmt -w): $$bad"; exit 1; }
+	go vet ./...
+	go run $(STATICCHECK) ./...
+	go mod tidy -diff
+	CGO_ENABLED=0 go build ./...
+	CGO_ENABLED=0 go vet ./...
+	go test -race -count=1 -p 1 -timeout 15m $(GOTESTFLAGS) ./...
+
+demo: build ## a backbone and three expert workers on this machine answer three questions
+	bin/kvasird demo
+
+bench: build ## measure dispatch, swarm against alone, and the expert kernel
+	bin/kvasird bench
+
+fuzz: deps ## run each fuzz target for FUZZTIME (default 5s)
+	@set -e; for pkg in $$(go list ./...); do \
+		for f in $$(go test -list '^Fuzz' $$pkg | grep '^Fuzz' || true); do \
+			echo "$$pkg $$f"; \
+			go test -run '^$$' -fuzz "^$$f\$$" -fuzztime $(FUZZTIME) -parallel 2 $$pkg; \
+		done; \
+	done
+
+clean: ## remove what was built
+	rm -rf bin build
+
+clean-deps: ## remove llama.cpp's headers and libraries
+	rm -rf ggml/include ggml/lib build/deps
