@@ -4,7 +4,6 @@
 
 STATICCHECK = honnef.co/go/tools/cmd/staticcheck@v0.8.2
 GO_FILES    = $(shell find cmd node p2p ring experts market settle ggml -name '*.go' 2>/dev/null)
-VERSION    ?= $(shell git describe --always --dirty 2>/dev/null || echo unknown)
 FUZZTIME   ?= 5s
 GOTESTFLAGS ?=
 export BACKEND LLAMA_SRC LLAMA_LIB DEPS_FROM
@@ -17,7 +16,7 @@ deps: ## fetch llama.cpp's headers and libraries (BACKEND=vulkan|cuda, or LLAMA_
 
 build: deps ## build bin/kvasird and bin/kvasir
 	@mkdir -p bin
-	go build -trimpath -ldflags '-X main.version=$(VERSION)' -o bin/ ./cmd/kvasird ./cmd/kvasir
+	go build -o bin/ ./cmd/kvasird ./cmd/kvasir
 
 # -p 1: packages that compute do not share the cores, or their deadlines lie.
 test: deps ## run the tests; needs no root
