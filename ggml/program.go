@@ -15,6 +15,7 @@ const (
 	maxProgramOps   = 32
 	maxRowWidth     = 1 << 18
 	maxWeightName   = 48
+	maxPrecision    = 40 // GGML_PREC_Q4, the loosest
 )
 
 // ErrProgram is wrapped by every refusal of an expert program.
@@ -185,7 +186,7 @@ func (o *Op) checkWidths(a, b uint32) error {
 	switch o.Code {
 	case OpMatMul:
 		want = o.Width // known once the weight is
-		if o.Prec[0] > 20 || o.Prec[1] > 20 {
+		if o.Prec[0] > maxPrecision || o.Prec[1] > maxPrecision {
 			return fmt.Errorf("precision %d, %d", o.Prec[0], o.Prec[1])
 		}
 	case OpPick:

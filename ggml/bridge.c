@@ -1,0 +1,33 @@
+//go:build cgo
+
+#define _GNU_SOURCE
+#include "bridge.h"
+
+#include <dlfcn.h>
+
+// Exported by Go.
+extern void kvLog(int level, char * text);
+
+static void log_bridge(enum ggml_log_level level, const char * text, void * user) {
+    (void) user;
+    kvLog((int) level, (char *) text);
+}
+
+void kv_log_install(void) {
+    llama_log_set(log_bridge, NULL);
+}
+
+const char * kv_lib_path(void) {
+    Dl_info info;
+    return dladdr((void *) ggml_backend_load_all_from_path, &info) ? info.dli_fname : NULL;
+}
+
+// Polled by the CPU backend between operations.
+static bool stop_asked(void * flag) {
+    return __atomic_load_n((int32_t *) flag, __ATOMIC_RELAXED) != 0;
+}
+
+void kv_set_abort(struct llama_context_params * params, int32_t * flag) {
+    params->abort_callback      = stop_asked;
+    params->abort_callback_data = flag;
+}

@@ -1,0 +1,16 @@
+// C that Go cannot write itself: function pointers for the library.
+#ifndef KVASIR_BRIDGE_H
+#define KVASIR_BRIDGE_H
+
+#include "llama.h"
+
+// Sends the library's log to Go.
+void kv_log_install(void);
+
+// The file that the linked library was loaded from, or NULL.
+const char * kv_lib_path(void);
+
+// Lets decodes stop when *flag is not 0.
+void kv_set_abort(struct llama_context_params * params, int32_t * flag);
+
+#endif

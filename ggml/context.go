@@ -1,0 +1,291 @@
+//go:build cgo
+
+package ggml
+
+/*
+#include <stdlib.h>
+#include "bridge.h"
+#include "swarm.h"
+*/
+import "C"
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime/cgo"
+	"sync/atomic"
+	"unsafe"
+)
+
+// ContextConfig sizes a context.
+type ContextConfig struct {
+	Tokens    int  // KV cells of all sequences together; 0 = what the model was trained with
+	Batch     int  // tokens per Decode at most; 0 = 512
+	UBatch    int  // tokens computed at a time; 0 = Batch
+	Sequences int  // 0 = 1
+	Threads   int  // 0 = 1; explicit, since the library's default fights its neighbours
+	UnifiedKV bool // sequences share all cells, instead of Tokens/Sequences each
+}
+
+func (c *ContextConfig) fill() error {
+	if c.Batch == 0 {
+		c.Batch = 512
+	}
+	if c.UBatch == 0 {
+		c.UBatch = c.Batch
+	}
+	c.Sequences = max(c.Sequences, 1)
+	c.Threads = max(c.Threads, 1)
+	const limit = 1 << 24
+	switch {
+	case c.Tokens < 0 || c.Tokens > limit, c.Batch < 1 || c.Batch > 1<<16, c.UBatch < 1 || c.UBatch > c.Batch:
+		return fmt.Errorf("context of %d tokens, batch %d, ubatch %d", c.Tokens, c.Batch, c.UBatch)
+	case c.Sequences > int(C.llama_max_parallel_sequences()):
+		return fmt.Errorf("%d sequences, at most %d", c.Sequences, int(C.llama_max_parallel_sequences()))
+	}
+	return nil
+}
+
+// Context is a model's state for a set of sequences.
+type Context struct {
+	model   *Model
+	c       *C.struct_llama_context
+	mem     C.llama_memory_t
+	batch   C.struct_llama_batch
+	max     int // tokens in batch
+	seqs    int
+	vocab   int
+	abort   *int32 // C memory, polled by the library
+	handle  cgo.Handle
+	release func() bool
+	current decodeCall
+	call    ExpertCall // of the split in progress
+}
+
+// NewContext reserves the KV cache and the compute buffers.
+func (m *Model) NewContext(cfg ContextConfig) (*Context, error) {
+	if err := cfg.fill(); err != nil {
+		return nil, err
+	}
+	if err := m.open(); err != nil {
+		return nil, err
+	}
+	c := &Context{model: m, max: cfg.Batch, seqs: cfg.Sequences, vocab: m.VocabSize()}
+	c.abort = (*int32)(C.calloc(1, 4))
+	c.handle = cgo.NewHandle(c)
+	p := C.llama_context_default_params()
+	p.n_ctx = C.uint32_t(cfg.Tokens)
+	p.n_batch, p.n_ubatch = C.uint32_t(cfg.Batch), C.uint32_t(cfg.UBatch)
+	p.n_seq_max = C.uint32_t(cfg.Sequences)
+	p.n_threads, p.n_threads_batch = C.int32_t(cfg.Threads), C.int32_t(cfg.Threads)
+	p.kv_unified = C.bool(cfg.UnifiedKV)
+	p.no_perf = true
+	C.kv_set_abort(&p, (*C.int32_t)(unsafe.Pointer(c.abort)))
+	loadMu.Lock()
+	logs.clear()
+	C.kv_swarm_set_context(C.uintptr_t(c.handle))
+	c.c = C.llama_init_from_model(m.c, p)
+	C.kv_swarm_set_context(0)
+	err := logs.failure("llama.cpp cannot make a context")
+	loadMu.Unlock()
+	if c.c == nil {
+		c.free()
+		return nil, err
+	}
+	c.mem = C.llama_get_memory(c.c)
+	c.batch = C.llama_batch_init(C.int32_t(cfg.Batch), 0, 1)
+	c.release = track(c, "context", m.log)
+	return c, nil
+}
+
+func (c *Context) free() {
+	if c.c != nil {
+		C.llama_batch_free(c.batch)
+		C.llama_free(c.c)
+	}
+	C.free(unsafe.Pointer(c.abort))
+	c.handle.Delete()
+	c.model.contextClosed()
+}
+
+// Close frees the context. It may be called again.
+func (c *Context) Close() error {
+	if c.release() {
+		c.free()
+	}
+	return nil
+}
+
+// Tokens is the number of KV cells, as the library rounded it.
+func (c *Context) Tokens() int { return int(C.llama_n_ctx(c.c)) }
+
+// SequenceTokens is the number of KV cells that one sequence can fill.
+func (c *Context) SequenceTokens() int { return int(C.llama_n_ctx_seq(c.c)) }
+
+// Batch is the input of one Decode.
+type Batch struct {
+	tokens []Token
+	pos    []int32
+	seq    []int32
+	output []bool
+}
+
+// NewBatch makes room for capacity tokens.
+func NewBatch(capacity int) *Batch {
+	return &Batch{
+		tokens: make([]Token, 0, capacity), pos: make([]int32, 0, capacity),
+		seq: make([]int32, 0, capacity), output: make([]bool, 0, capacity),
+	}
+}
+
+// Reset empties the batch.
+func (b *Batch) Reset() {
+	b.tokens, b.pos, b.seq, b.output = b.tokens[:0], b.pos[:0], b.seq[:0], b.output[:0]
+}
+
+// Add appends a token at a position of a sequence. With output its logits can
+// be read after Decode.
+func (b *Batch) Add(t Token, pos, seq int, output bool) {
+	b.tokens = append(b.tokens, t)
+	b.pos = append(b.pos, int32(pos))
+	b.seq = append(b.seq, int32(seq))
+	b.output = append(b.output, output)
+}
+
+// Len is the number of tokens.
+func (b *Batch) Len() int { return len(b.tokens) }
+
+// ErrNoRoom is returned by Decode when the KV cache has no cells for the batch.
+var ErrNoRoom = errors.New("the KV cache is full")
+
+// Decode runs the batch through the model. When ctx ends it stops and returns
+// ctx's error; when an expert call fails it returns that error. After an error
+// the cells of this batch's tokens must be removed (SeqRemove) before the next.
+func (c *Context) Decode(ctx context.Context, b *Batch) error {
+	if err := c.fill(b); err != nil {
+		return err
+	}
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	if ctx.Done() != nil {
+		stop := context.AfterFunc(ctx, func() { atomic.StoreInt32(c.abort, 1) })
+		defer func() {
+			if !stop() {
+				<-ctx.Done()
+			}
+			atomic.StoreInt32(c.abort, 0)
+		}()
+	}
+	c.current = decodeCall{ctx: ctx}
+	rc := int(C.llama_decode(c.c, c.batch))
+	failed := c.current.err
+	c.current = decodeCall{}
+	switch {
+	case rc == 0:
+		return nil
+	case failed != nil:
+		return failed
+	case ctx.Err() != nil:
+		return ctx.Err()
+	case rc == 1:
+		return ErrNoRoom
+	}
+	return fmt.Errorf("llama_decode failed with status %d", rc)
+}
+
+func (c *Context) fill(b *Batch) error {
+	n := b.Len()
+	if n == 0 || n > c.max {
+		return fmt.Errorf("batch of %d tokens, 1 to %d allowed", n, c.max)
+	}
+	tokens := unsafe.Slice(c.batch.token, n)
+	pos := unsafe.Slice(c.batch.pos, n)
+	nSeq := unsafe.Slice(c.batch.n_seq_id, n)
+	seq := unsafe.Slice(c.batch.seq_id, n)
+	logits := unsafe.Slice(c.batch.logits, n)
+	for i := range n {
+		if b.tokens[i] < 0 || int(b.tokens[i]) >= c.vocab || b.pos[i] < 0 || b.seq[i] < 0 || int(b.seq[i]) >= c.seqs {
+			return fmt.Errorf("batch entry %d: token %d, position %d, sequence %d", i, b.tokens[i], b.pos[i], b.seq[i])
+		}
+		tokens[i], pos[i], nSeq[i] = C.llama_token(b.tokens[i]), C.llama_pos(b.pos[i]), 1
+		*seq[i] = C.llama_seq_id(b.seq[i])
+		logits[i] = 0
+		if b.output[i] {
+			logits[i] = 1
+		}
+	}
+	c.batch.n_tokens = C.int32_t(n)
+	return nil
+}
+
+// Logits are those of the i-th token of the last batch, [vocabulary]; nil when
+// it was added without output. The memory is the library's, valid until the
+// next Decode.
+func (c *Context) Logits(i int) []float32 {
+	if i < 0 || i >= int(c.batch.n_tokens) || unsafe.Slice(c.batch.logits, c.max)[i] == 0 {
+		return nil
+	}
+	p := C.llama_get_logits_ith(c.c, C.int32_t(i))
+	if p == nil {
+		return nil
+	}
+	return unsafe.Slice((*float32)(unsafe.Pointer(p)), c.vocab)
+}
+
+// SeqRemove drops a sequence's cells at positions [p0, p1); a negative bound is
+// open. False: this memory cannot drop part of a sequence.
+func (c *Context) SeqRemove(seq, p0, p1 int) bool {
+	return bool(C.llama_memory_seq_rm(c.mem, C.llama_seq_id(seq), C.llama_pos(p0), C.llama_pos(p1)))
+}
+
+// SeqCopy lets dst share src's cells at positions [p0, p1).
+func (c *Context) SeqCopy(src, dst, p0, p1 int) {
+	C.llama_memory_seq_cp(c.mem, C.llama_seq_id(src), C.llama_seq_id(dst), C.llama_pos(p0), C.llama_pos(p1))
+}
+
+//export kvExperts
+func kvExperts(s *C.struct_kv_split) C.int {
+	if s.context == 0 {
+		logs.add(C.GGML_LOG_LEVEL_ERROR, "an expert call outside Decode\n")
+		return 1
+	}
+	c := cgo.Handle(s.context).Value().(*Context)
+	if err := c.experts(s); err != nil {
+		c.current.err = err
+		return 1
+	}
+	return 0
+}
+
+// experts answers one split. A panic in an ExpertFunc is an error like others:
+// it must not unwind through the library.
+func (c *Context) experts(s *C.struct_kv_split) (err error) {
+	defer func() {
+		if r := recover(); r != nil {
+			err = fmt.Errorf("expert call of layer %d panicked: %v", s.layer, r)
+		}
+	}()
+	if s.error[0] != 0 {
+		return fmt.Errorf("%w: layer %d: %s", ErrProgram, s.layer, C.GoString(&s.error[0]))
+	}
+	m := c.model
+	if uintptr(s.model) != uintptr(m.handle) || m.experts == nil {
+		return errors.New("expert call for another model")
+	}
+	program, err := m.program(s)
+	if err != nil {
+		return err
+	}
+	rows, pairs := int(s.tokens)*int(s.rows_per_token), int(s.tokens)*int(s.used)
+	c.call = ExpertCall{
+		Layer: int(s.layer), Program: program,
+		RowWidth: int(s.row_width), OutWidth: int(s.out_width),
+		RowsPerToken: int(s.rows_per_token), Used: int(s.used),
+		Rows: unsafe.Slice((*float32)(unsafe.Pointer(s.rows)), rows*int(s.row_width)),
+		IDs:  unsafe.Slice((*int32)(unsafe.Pointer(s.ids)), pairs),
+		Out:  unsafe.Slice((*float32)(unsafe.Pointer(s.out)), pairs*int(s.out_width)),
+	}
+	return m.experts(c.current.ctx, &c.call)
+}

@@ -1,0 +1,118 @@
+//go:build cgo
+
+package ggml
+
+/*
+#include <stdlib.h>
+#include "llama.h"
+*/
+import "C"
+
+import (
+	"errors"
+	"fmt"
+	"unsafe"
+)
+
+// SamplerConfig chooses how a token is drawn from the logits.
+type SamplerConfig struct {
+	Temperature      float32 // <= 0: greedy
+	TopK             int     // 0: all
+	TopP             float32 // 0 or 1: off
+	MinP             float32 // 0: off
+	Seed             uint32
+	RepeatPenalty    float32 // 0 or 1: off
+	FrequencyPenalty float32
+	PresencePenalty  float32
+	PenaltyLast      int // tokens that the penalties look back on; 0 = 64
+	LogitBias        map[Token]float32
+	Grammar          string // GBNF, root "root"; "" = free
+}
+
+// Sampler draws tokens for one sequence and remembers them for penalties and grammar.
+type Sampler struct {
+	c       *C.struct_llama_sampler
+	release func() bool
+}
+
+// NewSampler builds the chain: bias, penalties, grammar, then top-k, top-p,
+// min-p, temperature and the draw, or the largest logit.
+func (m *Model) NewSampler(cfg SamplerConfig) (*Sampler, error) {
+	chain := C.llama_sampler_chain_init(C.llama_sampler_chain_default_params())
+	add := func(s *C.struct_llama_sampler) { C.llama_sampler_chain_add(chain, s) }
+	if err := m.addConstraints(cfg, add); err != nil {
+		C.llama_sampler_free(chain)
+		return nil, err
+	}
+	if cfg.Temperature <= 0 {
+		add(C.llama_sampler_init_greedy())
+	} else {
+		if cfg.TopK > 0 {
+			add(C.llama_sampler_init_top_k(C.int32_t(cfg.TopK)))
+		}
+		if cfg.TopP > 0 && cfg.TopP < 1 {
+			add(C.llama_sampler_init_top_p(C.float(cfg.TopP), 1))
+		}
+		if cfg.MinP > 0 {
+			add(C.llama_sampler_init_min_p(C.float(cfg.MinP), 1))
+		}
+		add(C.llama_sampler_init_temp(C.float(cfg.Temperature)))
+		add(C.llama_sampler_init_dist(C.uint32_t(cfg.Seed)))
+	}
+	s := &Sampler{c: chain}
+	s.release = track(s, "sampler", m.log)
+	return s, nil
+}
+
+func (m *Model) addConstraints(cfg SamplerConfig, add func(*C.struct_llama_sampler)) error {
+	if n := len(cfg.LogitBias); n > 0 {
+		bias := make([]C.llama_logit_bias, 0, n)
+		for t, b := range cfg.LogitBias {
+			if !m.valid(t) {
+				return fmt.Errorf("logit bias for token %d of a vocabulary of %d", t, m.VocabSize())
+			}
+			bias = append(bias, C.llama_logit_bias{token: C.llama_token(t), bias: C.float(b)})
+		}
+		add(C.llama_sampler_init_logit_bias(C.int32_t(m.VocabSize()), C.int32_t(n), &bias[0]))
+	}
+	repeat := cfg.RepeatPenalty
+	if repeat == 0 {
+		repeat = 1
+	}
+	if repeat < 0 {
+		return fmt.Errorf("repeat penalty %g", repeat)
+	}
+	if repeat != 1 || cfg.FrequencyPenalty != 0 || cfg.PresencePenalty != 0 {
+		last := cfg.PenaltyLast
+		if last == 0 {
+			last = 64
+		}
+		add(C.llama_sampler_init_penalties(C.int32_t(m.VocabSize()), C.int32_t(last), C.float(repeat),
+			C.float(cfg.FrequencyPenalty), C.float(cfg.PresencePenalty)))
+	}
+	if cfg.Grammar == "" {
+		return nil
+	}
+	text, root := C.CString(cfg.Grammar), C.CString("root")
+	defer C.free(unsafe.Pointer(text))
+	defer C.free(unsafe.Pointer(root))
+	g := C.llama_sampler_init_grammar(m.vocab, text, root)
+	if g == nil {
+		return errors.New("the grammar cannot be parsed")
+	}
+	add(g)
+	return nil
+}
+
+// Sample draws from the logits of the i-th token of c's last batch and accepts
+// the token. That token must have been added with output.
+func (s *Sampler) Sample(c *Context, i int) Token {
+	return Token(C.llama_sampler_sample(s.c, c.c, C.int32_t(i)))
+}
+
+// Close frees the chain. It may be called again.
+func (s *Sampler) Close() {
+	if s.release() {
+		C.llama_sampler_free(s.c)
+	}
+}
