@@ -1,0 +1,167 @@
+// Package client calls the local control API (node/api) of a running daemon.
+// It opens one connection per call, so a Client may be used from several
+// goroutines and needs no Close. It does not start a daemon.
+package client
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"net"
+	"net/http"
+	"syscall"
+	"time"
+
+	"kvasird/node/api"
+)
+
+// ErrNoDaemon means that nobody answers at the socket.
+var ErrNoDaemon = errors.New("cannot reach the daemon")
+
+// Longest waits. An answer may take long, but a living daemon says something
+// every api.HeartbeatSeconds.
+const (
+	dialTimeout   = 2 * time.Second
+	statusTimeout = 10 * time.Second
+	silence       = 6 * api.HeartbeatSeconds * time.Second
+)
+
+// Client calls one daemon. The zero value is not usable: see New.
+type Client struct {
+	socket  string
+	http    *http.Client
+	silence time.Duration
+}
+
+// New returns a client of the daemon whose control socket is at that path. It
+// does no I/O.
+func New(socket string) *Client {
+	dial := func(ctx context.Context, _, _ string) (net.Conn, error) {
+		d := net.Dialer{Timeout: dialTimeout}
+		return d.DialContext(ctx, "unix", socket)
+	}
+	transport := &http.Transport{DialContext: dial, DisableKeepAlives: true, DisableCompression: true}
+	return &Client{socket: socket, http: &http.Client{Transport: transport}, silence: silence}
+}
+
+// Status asks the daemon for its state.
+func (c *Client) Status(ctx context.Context) (*api.Status, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, statusTimeout, c.hangs(statusTimeout))
+	defer cancel()
+	resp, err := c.do(ctx, http.MethodGet, api.PathStatus, nil)
+	if err != nil {
+		return nil, err
+	}
+	defer resp.Body.Close()
+	st := new(api.Status)
+	if err := decode(resp.Body, api.MaxStatus, st); err != nil {
+		return nil, because(ctx, fmt.Errorf("read the status: %w", err))
+	}
+	return st, nil
+}
+
+// Ask sends a request and calls emit for every event but the last, on the
+// caller's goroutine; an error of emit ends the call and the answer. An error
+// that the daemon reports is an *api.Error.
+func (c *Client) Ask(ctx context.Context, req api.AskRequest, emit func(api.AskEvent) error) (api.AskDone, error) {
+	var none api.AskDone
+	body, err := json.Marshal(req)
+	if err != nil {
+		return none, err
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	watch := time.AfterFunc(c.silence, func() { cancel(c.hangs(c.silence)) })
+	defer watch.Stop()
+	resp, err := c.do(ctx, http.MethodPost, api.PathAsk, body)
+	if err != nil {
+		return none, err
+	}
+	defer resp.Body.Close()
+	lines := bufio.NewScanner(resp.Body)
+	lines.Buffer(nil, api.MaxEvent)
+	for lines.Scan() {
+		watch.Reset(c.silence)
+		var ev api.AskEvent
+		if err := json.Unmarshal(lines.Bytes(), &ev); err != nil {
+			return none, fmt.Errorf("read the answer: %w", err)
+		}
+		switch {
+		case ev.Error != nil:
+			return none, ev.Error
+		case ev.Done != nil:
+			return *ev.Done, nil
+		}
+		if err := emit(ev); err != nil {
+			return none, err
+		}
+	}
+	if err := lines.Err(); err != nil {
+		return none, because(ctx, fmt.Errorf("read the answer: %w", err))
+	}
+	return none, because(ctx, errors.New("the daemon ended the answer half-way: see its log"))
+}
+
+// do sends a request; an answer other than 200 comes back as an error.
+func (c *Client) do(ctx context.Context, method, path string, body []byte) (*http.Response, error) {
+	req, err := http.NewRequestWithContext(ctx, method, "http://kvasird"+path, bytes.NewReader(body))
+	if err != nil {
+		return nil, err
+	}
+	req.Header.Set("Content-Type", "application/json")
+	resp, err := c.http.Do(req)
+	if err != nil {
+		return nil, because(ctx, c.explain(err))
+	}
+	if resp.StatusCode == http.StatusOK {
+		return resp, nil
+	}
+	defer resp.Body.Close()
+	var f api.Failure
+	if err := decode(resp.Body, api.MaxEvent, &f); err != nil || f.Error == nil {
+		return nil, fmt.Errorf("the daemon answered %s", resp.Status)
+	}
+	return nil, f.Error
+}
+
+// explain puts a dial error in words with the next step.
+func (c *Client) explain(err error) error {
+	switch {
+	case errors.Is(err, fs.ErrNotExist), errors.Is(err, syscall.ECONNREFUSED):
+		return fmt.Errorf("%w at %s: is `kvasird run` started?", ErrNoDaemon, c.socket)
+	case errors.Is(err, fs.ErrPermission):
+		return fmt.Errorf("%w at %s: it belongs to another user; run this as the user that runs kvasird", ErrNoDaemon, c.socket)
+	case errors.Is(err, syscall.EINVAL):
+		return fmt.Errorf("%w: %s is too long for a socket path (at most 107 bytes)", ErrNoDaemon, c.socket)
+	}
+	return fmt.Errorf("%w at %s: %v", ErrNoDaemon, c.socket, err)
+}
+
+func (c *Client) hangs(after time.Duration) error {
+	return fmt.Errorf("the daemon at %s has not answered for %v: it hangs or the machine is overloaded", c.socket, after)
+}
+
+// because prefers the reason for which ctx ended.
+func because(ctx context.Context, err error) error {
+	if cause := context.Cause(ctx); cause != nil {
+		return cause
+	}
+	return err
+}
+
+// decode reads one JSON value of at most limit bytes.
+func decode(r io.Reader, limit int64, v any) error {
+	data, err := io.ReadAll(io.LimitReader(r, limit+1))
+	if err != nil {
+		return err
+	}
+	if int64(len(data)) > limit {
+		return fmt.Errorf("longer than %d bytes", limit)
+	}
+	return json.Unmarshal(data, v)
+}
