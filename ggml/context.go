@@ -18,16 +18,6 @@ import (
 	"unsafe"
 )
 
-// ContextConfig sizes a context.
-type ContextConfig struct {
-	Tokens    int  // KV cells of all sequences together; 0 = what the model was trained with
-	Batch     int  // tokens per Decode at most; 0 = 512
-	UBatch    int  // tokens computed at a time; 0 = Batch
-	Sequences int  // 0 = 1
-	Threads   int  // 0 = 1; explicit, since the library's default fights its neighbours
-	UnifiedKV bool // sequences share all cells, instead of Tokens/Sequences each
-}
-
 func (c *ContextConfig) fill() error {
 	if c.Batch == 0 {
 		c.Batch = 512
@@ -122,42 +112,6 @@ func (c *Context) Tokens() int { return int(C.llama_n_ctx(c.c)) }
 
 // SequenceTokens is the number of KV cells that one sequence can fill.
 func (c *Context) SequenceTokens() int { return int(C.llama_n_ctx_seq(c.c)) }
-
-// Batch is the input of one Decode.
-type Batch struct {
-	tokens []Token
-	pos    []int32
-	seq    []int32
-	output []bool
-}
-
-// NewBatch makes room for capacity tokens.
-func NewBatch(capacity int) *Batch {
-	return &Batch{
-		tokens: make([]Token, 0, capacity), pos: make([]int32, 0, capacity),
-		seq: make([]int32, 0, capacity), output: make([]bool, 0, capacity),
-	}
-}
-
-// Reset empties the batch.
-func (b *Batch) Reset() {
-	b.tokens, b.pos, b.seq, b.output = b.tokens[:0], b.pos[:0], b.seq[:0], b.output[:0]
-}
-
-// Add appends a token at a position of a sequence. With output its logits can
-// be read after Decode.
-func (b *Batch) Add(t Token, pos, seq int, output bool) {
-	b.tokens = append(b.tokens, t)
-	b.pos = append(b.pos, int32(pos))
-	b.seq = append(b.seq, int32(seq))
-	b.output = append(b.output, output)
-}
-
-// Len is the number of tokens.
-func (b *Batch) Len() int { return len(b.tokens) }
-
-// ErrNoRoom is returned by Decode when the KV cache has no cells for the batch.
-var ErrNoRoom = errors.New("the KV cache is full")
 
 // Decode runs the batch through the model. When ctx ends it stops and returns
 // ctx's error; when an expert call fails it returns that error. After an error

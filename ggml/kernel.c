@@ -303,18 +303,41 @@ static void set_rows(struct ggml_tensor * x, const float * rows, int width, cons
     }
 }
 
+// The program as a ggml graph over n pairs.
+static bool build_values(struct build * g, struct kv_kernel * k, struct kv_bank * b,
+                         const struct kv_step * steps, int n_steps, int row_width, int n) {
+    struct ggml_init_params params = { .mem_size = k->meta_size, .mem_buffer = k->meta, .no_alloc = true };
+    g->ctx = ggml_init(params);
+    if (!g->ctx) {
+        return false;
+    }
+    g->x        = ggml_new_tensor_3d(g->ctx, GGML_TYPE_F32, row_width, 1, n);
+    g->ids      = ggml_new_tensor_2d(g->ctx, GGML_TYPE_I32, 1, n);
+    g->value[0] = g->x;
+    for (int i = 0; i < n_steps; i++) {
+        g->value[i + 1] = step(g, &steps[i], b);
+    }
+    return true;
+}
+
+int kv_kernel_check(struct kv_kernel * k, struct kv_bank * b, const struct kv_step * steps, int n_steps, int row_width) {
+    struct build g = { 0 };
+    int unsupported = build_values(&g, k, b, steps, n_steps, row_width, 4) ? n_steps : -1;
+    for (int i = 0; i < n_steps && unsupported == n_steps; i++) {
+        const struct ggml_tensor * t = g.value[i + 1];
+        if (t->op != GGML_OP_VIEW && !ggml_backend_dev_supports_op(k->dev, t)) {
+            unsupported = i;
+        }
+    }
+    ggml_free(g.ctx);
+    return unsupported;
+}
+
 int kv_kernel_compute(struct kv_kernel * k, struct kv_bank * b, const struct kv_step * steps, int n_steps,
                       const float * rows, int row_width, const int32_t * row, const int32_t * expert, int n, float * out) {
-    struct ggml_init_params params = { .mem_size = k->meta_size, .mem_buffer = k->meta, .no_alloc = true };
-    struct build g = { .ctx = ggml_init(params) };
-    if (!g.ctx) {
+    struct build g = { 0 };
+    if (!build_values(&g, k, b, steps, n_steps, row_width, n)) {
         return -1;
-    }
-    g.x        = ggml_new_tensor_3d(g.ctx, GGML_TYPE_F32, row_width, 1, n);
-    g.ids      = ggml_new_tensor_2d(g.ctx, GGML_TYPE_I32, 1, n);
-    g.value[0] = g.x;
-    for (int i = 0; i < n_steps; i++) {
-        g.value[i + 1] = step(&g, &steps[i], b);
     }
     struct ggml_cgraph * graph = ggml_new_graph_custom(g.ctx, 2 * KV_KERNEL_MAX_OPS, false);
     ggml_build_forward_expand(graph, g.value[n_steps]);

@@ -9,13 +9,13 @@ package ggml
 import "C"
 
 import (
-	"errors"
 	"fmt"
 	"log/slog"
 	"strings"
 	"unsafe"
 
 	"kvasird/ggml/gguf"
+	"kvasird/ggml/tensor"
 )
 
 // maxChunkBytes bounds the activations of one graph; larger calls run in pieces.
@@ -23,13 +23,6 @@ const maxChunkBytes = 256 << 20
 
 // maxProgramsPerLayer bounds what peers can make a kernel keep. A model has one.
 const maxProgramsPerLayer = 4
-
-// KernelConfig says where experts are computed.
-type KernelConfig struct {
-	Device   string // a Device's Name; "" = the CPU
-	Threads  int    // 0 = 1
-	NoRepack bool   // plain CPU layouts; sums may then round differently from a repacked model's
-}
 
 // Kernel computes expert programs over the layers that were loaded into it.
 type Kernel struct {
@@ -167,17 +160,30 @@ func weightShape(name string, t gguf.ExpertTensor) WeightShape {
 	switch {
 	case strings.HasSuffix(name, ".weight"):
 		return WeightShape{In: int(t.Shape[0]), Out: int(t.Shape[1]), Dims: 3}
+	case t.DType != tensor.F32: // ggml adds and picks from f32 only
+		return WeightShape{}
 	case strings.HasSuffix(name, ".bias"):
 		return WeightShape{In: 1, Out: int(t.Shape[0]), Dims: 2}
 	}
 	return WeightShape{In: 1, Out: 1, Dims: 1}
 }
 
+// expertDims is the number of dimensions of a tensor by what it is for.
+func expertDims(t gguf.ExpertTensor) int {
+	switch {
+	case strings.HasSuffix(t.Name, ".weight"):
+		return 3
+	case strings.HasSuffix(t.Name, ".bias"):
+		return 2
+	}
+	return 1
+}
+
 func (k *Kernel) alloc(b *bank, parts [][]gguf.ExpertTensor, used int) error {
 	descs := make([]C.struct_kv_weight_desc, len(parts))
 	for i, tensors := range parts {
 		t := tensors[0]
-		dims := b.shapes[strings.TrimPrefix(t.Name, fmt.Sprintf("blk.%d.", b.layer))].Dims
+		dims := expertDims(t)
 		descs[i] = C.struct_kv_weight_desc{name: C.CString(t.Name), _type: C.int32_t(t.DType), n_dims: C.int32_t(dims)}
 		defer C.free(unsafe.Pointer(descs[i].name))
 		for d := range dims {
@@ -275,19 +281,20 @@ func (k *Kernel) SetProgram(layer int, program []byte) (prog, rowWidth, outWidth
 	if err := p.CheckWeights(b.shapes); err != nil {
 		return 0, 0, 0, fmt.Errorf("layer %d: %w", layer, err)
 	}
+	steps := stepsOf(p, b.weight)
+	if n := int(C.kv_kernel_check(k.c, b.c, &steps[0], C.int(len(steps)), C.int(p.RowWidth))); n >= 0 && n < len(steps) {
+		return 0, 0, 0, fmt.Errorf("%w: layer %d: this device cannot compute operation %d, %s", ErrProgram, layer, n, p.Ops[n].Weight)
+	}
 	widths := int64(p.RowWidth)
 	for _, op := range p.Ops {
 		widths += int64(op.Width)
 	}
 	k.programs = append(k.programs, kernelProgram{
-		bank: b, encoded: string(program), steps: stepsOf(p, b.weight),
+		bank: b, encoded: string(program), steps: steps,
 		rowWidth: int(p.RowWidth), outWidth: p.OutWidth(), maxPairs: int(max(1, maxChunkBytes/(4*widths))),
 	})
 	return len(k.programs) - 1, int(p.RowWidth), p.OutWidth(), nil
 }
-
-// ErrNotLoaded is wrapped when a call names an expert that is not loaded.
-var ErrNotLoaded = errors.New("expert is not loaded")
 
 // Compute fills out[i] = program(rows[row[i]], expert[i]); rows is
 // [·*rowWidth], out [len(row)*outWidth]. Expert ids are the model's.

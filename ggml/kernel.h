@@ -49,6 +49,9 @@ size_t           kv_bank_bytes(const struct kv_bank * b);
 // How many of the bank's weights are in a layout of the backend's own.
 int              kv_bank_repacked(const struct kv_bank * b);
 
+// The first step that the backend cannot compute, n_steps when it can all, -1 without memory.
+int kv_kernel_check(struct kv_kernel * k, struct kv_bank * b, const struct kv_step * steps, int n_steps, int row_width);
+
 // out[p] = program(rows[row[p]], expert[p]) for p < n; expert ids are the bank's.
 // Returns 0, or -1 with no memory, or a ggml_status.
 int kv_kernel_compute(struct kv_kernel * k, struct kv_bank * b, const struct kv_step * steps, int n_steps,

@@ -26,15 +26,6 @@ import (
 // stay with the backbone: their ids are not the router's.
 const expertPattern = `ffn_(up|gate|down|gate_up)_exps\.(weight|bias|scale)`
 
-// ModelConfig says how a model is loaded.
-type ModelConfig struct {
-	Path      string
-	Experts   ExpertFunc // nil: the model holds its own experts
-	NoRepack  bool       // plain CPU layouts, for comparison
-	NoMmap    bool       // read the file instead of mapping it; always so with Experts
-	GPULayers int        // layers whose dense part lies on the first GPU; -1 all
-}
-
 // Model is a loaded model.
 type Model struct {
 	c        *C.struct_llama_model

@@ -158,6 +158,10 @@ func (p *Program) width(v uint8, i int) (uint32, error) {
 	return 0, fmt.Errorf("value %d does not exist yet", v)
 }
 
+func (p *Program) isView(v uint8) bool {
+	return v > 0 && int(v) <= len(p.Ops) && p.Ops[v-1].Code == OpView
+}
+
 func (p *Program) checkOp(i int) error {
 	o := &p.Ops[i]
 	if o.Code == 0 || o.Code >= opEnd {
@@ -169,6 +173,9 @@ func (p *Program) checkOp(i int) error {
 	usesWeight := o.Code == OpMatMul || o.Code == OpBias || o.Code == OpPick
 	if usesWeight != (o.Weight != "") || len(o.Weight) > maxWeightName {
 		return fmt.Errorf("weight name %q", o.Weight)
+	}
+	if o.Code != OpGLU && (p.isView(o.A) || o.Code == OpMul && p.isView(o.B)) || o.Code == OpView && i == len(p.Ops)-1 {
+		return errors.New("a view is only for the halves of a gated activation")
 	}
 	a, err := p.width(o.A, i)
 	if err != nil {

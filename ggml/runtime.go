@@ -20,24 +20,6 @@ import (
 	"unsafe"
 )
 
-// Config says how the libraries are used.
-type Config struct {
-	LibDir  string // folder of the CPU variants and GPU backends; "" = where the linked library lies
-	Variant string // CPU variant, "zen4", "haswell", …; "" = the best for this machine
-	Logger  *slog.Logger
-}
-
-// Device is a ggml device of this process.
-type Device struct {
-	Index       int
-	Name        string
-	Description string
-	Kind        string // "cpu", "gpu", "igpu", "accel"
-	Backend     string
-	FreeBytes   uint64
-	TotalBytes  uint64
-}
-
 // Runtime is the process's set of backends.
 type Runtime struct {
 	log     *slog.Logger

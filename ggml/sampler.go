@@ -14,21 +14,6 @@ import (
 	"unsafe"
 )
 
-// SamplerConfig chooses how a token is drawn from the logits.
-type SamplerConfig struct {
-	Temperature      float32 // <= 0: greedy
-	TopK             int     // 0: all
-	TopP             float32 // 0 or 1: off
-	MinP             float32 // 0: off
-	Seed             uint32
-	RepeatPenalty    float32 // 0 or 1: off
-	FrequencyPenalty float32
-	PresencePenalty  float32
-	PenaltyLast      int // tokens that the penalties look back on; 0 = 64
-	LogitBias        map[Token]float32
-	Grammar          string // GBNF, root "root"; "" = free
-}
-
 // Sampler draws tokens for one sequence and remembers them for penalties and grammar.
 type Sampler struct {
 	c       *C.struct_llama_sampler

@@ -78,9 +78,12 @@ func parseExpertName(name string) (e expertName, ok bool) {
 	return e, false
 }
 
-// isHoled reports whether a backbone leaves this tensor out. The scales stay: they
-// are small, and the backbone's graph may apply them itself.
-func (e expertName) isHoled() bool { return e.field == "weight" || e.field == "bias" }
+// isHoled reports whether a backbone leaves this tensor out. The scales stay, since
+// they are small, and so do chunk experts, which the backbone computes itself: their
+// ids are not the router's.
+func (e expertName) isHoled() bool {
+	return !e.chunk && (e.field == "weight" || e.field == "bias")
+}
 
 // blockName splits "blk.L.rest"; L is decimal without leading zeros.
 func blockName(name string) (layer int, rest string, ok bool) {

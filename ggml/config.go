@@ -1,0 +1,104 @@
+package ggml
+
+import (
+	"errors"
+	"log/slog"
+)
+
+// Config says how the libraries are used.
+type Config struct {
+	LibDir  string // folder of the CPU variants and GPU backends; "" = where the linked library lies
+	Variant string // CPU variant, "zen4", "haswell", …; "" = the best for this machine
+	Logger  *slog.Logger
+}
+
+// Device is a ggml device of this process.
+type Device struct {
+	Index       int
+	Name        string
+	Description string
+	Kind        string // "cpu", "gpu", "igpu", "accel"
+	Backend     string
+	FreeBytes   uint64
+	TotalBytes  uint64
+}
+
+// ModelConfig says how a model is loaded.
+type ModelConfig struct {
+	Path      string
+	Experts   ExpertFunc // nil: the model holds its own experts
+	NoRepack  bool       // plain CPU layouts, for comparison
+	NoMmap    bool       // read the file instead of mapping it; always so with Experts
+	GPULayers int        // layers whose dense part lies on the first GPU; -1 all
+}
+
+// ContextConfig sizes a context.
+type ContextConfig struct {
+	Tokens    int  // KV cells of all sequences together; 0 = what the model was trained with
+	Batch     int  // tokens per Decode at most; 0 = 512
+	UBatch    int  // tokens computed at a time; 0 = Batch
+	Sequences int  // 0 = 1
+	Threads   int  // 0 = 1; explicit, since the library's default fights its neighbours
+	UnifiedKV bool // sequences share all cells, instead of Tokens/Sequences each
+}
+
+// Batch is the input of one Decode.
+type Batch struct {
+	tokens []Token
+	pos    []int32
+	seq    []int32
+	output []bool
+}
+
+// NewBatch makes room for capacity tokens.
+func NewBatch(capacity int) *Batch {
+	return &Batch{
+		tokens: make([]Token, 0, capacity), pos: make([]int32, 0, capacity),
+		seq: make([]int32, 0, capacity), output: make([]bool, 0, capacity),
+	}
+}
+
+// Reset empties the batch.
+func (b *Batch) Reset() {
+	b.tokens, b.pos, b.seq, b.output = b.tokens[:0], b.pos[:0], b.seq[:0], b.output[:0]
+}
+
+// Add appends a token at a position of a sequence. With output its logits can
+// be read after Decode.
+func (b *Batch) Add(t Token, pos, seq int, output bool) {
+	b.tokens = append(b.tokens, t)
+	b.pos = append(b.pos, int32(pos))
+	b.seq = append(b.seq, int32(seq))
+	b.output = append(b.output, output)
+}
+
+// Len is the number of tokens.
+func (b *Batch) Len() int { return len(b.tokens) }
+
+// ErrNoRoom is returned by Decode when the KV cache has no cells for the batch.
+var ErrNoRoom = errors.New("the KV cache is full")
+
+// SamplerConfig chooses how a token is drawn from the logits.
+type SamplerConfig struct {
+	Temperature      float32 // <= 0: greedy
+	TopK             int     // 0: all
+	TopP             float32 // 0 or 1: off
+	MinP             float32 // 0: off
+	Seed             uint32
+	RepeatPenalty    float32 // 0 or 1: off
+	FrequencyPenalty float32
+	PresencePenalty  float32
+	PenaltyLast      int // tokens that the penalties look back on; 0 = 64
+	LogitBias        map[Token]float32
+	Grammar          string // GBNF, root "root"; "" = free
+}
+
+// KernelConfig says where experts are computed.
+type KernelConfig struct {
+	Device   string // a Device's Name; "" = the CPU
+	Threads  int    // 0 = 1
+	NoRepack bool   // plain CPU layouts; sums may then round differently from a repacked model's
+}
+
+// ErrNotLoaded is wrapped when a call names an expert that is not loaded.
+var ErrNotLoaded = errors.New("expert is not loaded")
