@@ -1,0 +1,357 @@
+package node
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"reflect"
+	"regexp"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/libp2p/go-libp2p/core/peer"
+	"github.com/multiformats/go-multiaddr"
+	manet "github.com/multiformats/go-multiaddr/net"
+	"github.com/pelletier/go-toml/v2"
+
+	"kvasird/node/api"
+)
+
+// Role is a part that a node plays.
+type Role string
+
+// The roles. RoleAuto stands alone and is replaced when the configuration is
+// checked: a node with slices becomes a worker, any other a backbone and entry.
+const (
+	RoleAuto     Role = "auto"
+	RoleBackbone Role = "backbone" // runs the model but for the experts that others hold
+	RoleWorker   Role = "worker"   // computes the experts of its slices for others
+	RoleEntry    Role = "entry"    // serves HTTP clients
+)
+
+// Off in place of an address turns that listener off.
+const Off = "off"
+
+// Limits of a configuration.
+const (
+	maxConfigFile = 1 << 20
+	maxPeers      = 1024
+	maxSlices     = 1024
+	maxThreads    = 1024
+	maxContext    = 1 << 24
+	maxSequences  = 1024
+	maxIndex      = 1 << 20 // layers and experts
+)
+
+// Config says what a node does. The zero value of a field is its default; see
+// docs/kvasird.toml for the file.
+type Config struct {
+	Data    string   `toml:"data"`    // state folder; "": api.DefaultDataDir
+	Roles   []Role   `toml:"roles"`   // empty: auto
+	Network string   `toml:"network"` // name, the same on every node; "": "kvasir"
+	Listen  []string `toml:"listen"`  // multiaddrs for peers; empty: this machine only
+	Lane    string   `toml:"lane"`    // host:port of the fast lane; "": a free port where Listen begins; "off"
+	Peers   []string `toml:"peers"`   // multiaddrs with /p2p/ID, kept connected
+	HTTP    string   `toml:"http"`    // host:port of the gateway; "": 127.0.0.1:19000; "off"
+	Control string   `toml:"control"` // control socket; "": in the data folder
+	Threads int      `toml:"threads"` // that compute; 0: one per core
+
+	Model  ModelConfig   `toml:"model"`
+	Slices []SliceConfig `toml:"slice"` // what a worker serves; empty: all of the model
+	Log    LogSettings   `toml:"log"`
+}
+
+// ModelConfig names the model and the room for its sequences.
+type ModelConfig struct {
+	Path      string `toml:"path"`      // GGUF, or its first part; "": the shipped model
+	Context   int    `toml:"context"`   // tokens of all running sequences together; 0: 8192
+	Sequences int    `toml:"sequences"` // answered at a time; 0: 4
+}
+
+// SliceConfig is a part of the model's experts, as half-open ranges "0:4".
+type SliceConfig struct {
+	Layers  string `toml:"layers"`  // "": all
+	Experts string `toml:"experts"` // "": all
+}
+
+// LogSettings says what is logged and where to.
+type LogSettings struct {
+	Level string `toml:"level"` // debug, info, warn, error; "": info
+	File  string `toml:"file"`  // JSON lines, rotated by size; "": none
+}
+
+// Range is half-open. End 0 means up to the last.
+type Range struct{ Begin, End int }
+
+var networkName = regexp.MustCompile(`^[a-z0-9._-]{1,64}$`)
+
+// ReadConfigFile reads a TOML file into cfg. A key that is not known is an
+// error that names its line and the nearest known one. Nothing is checked yet:
+// see Validate.
+func ReadConfigFile(path string, cfg *Config) error {
+	f, err := os.Open(path)
+	if err != nil {
+		return fmt.Errorf("configuration: %w", err)
+	}
+	defer f.Close()
+	data, err := io.ReadAll(io.LimitReader(f, maxConfigFile+1))
+	if err != nil {
+		return fmt.Errorf("configuration: %w", err)
+	}
+	if len(data) > maxConfigFile {
+		return fmt.Errorf("configuration: %s is larger than %d bytes", path, maxConfigFile)
+	}
+	if err := parseConfig(data, cfg); err != nil {
+		return fmt.Errorf("configuration: %s:%w", path, err)
+	}
+	return nil
+}
+
+// parseConfig decodes strictly; errors begin with the line.
+func parseConfig(data []byte, cfg *Config) error {
+	err := toml.NewDecoder(bytes.NewReader(data)).DisallowUnknownFields().Decode(cfg)
+	var unknown *toml.StrictMissingError
+	if errors.As(err, &unknown) && len(unknown.Errors) > 0 {
+		e := unknown.Errors[0]
+		line, _ := e.Position()
+		key := strings.Join(e.Key(), ".")
+		msg := fmt.Sprintf("%d: unknown key %q", line, key)
+		if near := api.Nearest(key, configKeys(reflect.TypeFor[Config](), "")); near != "" {
+			msg += fmt.Sprintf(": did you mean %q?", near)
+		}
+		return errors.New(msg)
+	}
+	var bad *toml.DecodeError
+	if errors.As(err, &bad) {
+		line, column := bad.Position()
+		return fmt.Errorf("%d:%d: %s", line, column, strings.TrimPrefix(bad.Error(), "toml: "))
+	}
+	return err
+}
+
+// configKeys lists the dotted names of all keys.
+func configKeys(t reflect.Type, prefix string) []string {
+	var keys []string
+	for f := range t.Fields() {
+		name := prefix + f.Tag.Get("toml")
+		keys = append(keys, name)
+		inner := f.Type
+		if inner.Kind() == reflect.Slice {
+			inner = inner.Elem()
+		}
+		if inner.Kind() == reflect.Struct {
+			keys = append(keys, configKeys(inner, name+".")...)
+		}
+	}
+	return keys
+}
+
+// Validate fills in defaults and refuses what cannot work. It may be called
+// again.
+func (c *Config) Validate() error {
+	if err := c.fillDefaults(); err != nil {
+		return err
+	}
+	for _, check := range []func() error{c.checkRoles, c.checkAddresses, c.checkNumbers, c.checkSlices} {
+		if err := check(); err != nil {
+			return fmt.Errorf("configuration: %w", err)
+		}
+	}
+	return nil
+}
+
+func (c *Config) fillDefaults() error {
+	if c.Data == "" {
+		dir, err := api.DefaultDataDir()
+		if err != nil {
+			return err
+		}
+		c.Data = dir
+	}
+	setDefault(&c.Network, "kvasir")
+	setDefault(&c.HTTP, "127.0.0.1:19000")
+	setDefault(&c.Control, filepath.Join(c.Data, api.SocketName))
+	setDefault(&c.Threads, runtime.NumCPU())
+	setDefault(&c.Model.Context, 8192)
+	setDefault(&c.Model.Sequences, 4)
+	setDefault(&c.Log.Level, "info")
+	if len(c.Listen) == 0 {
+		c.Listen = []string{"/ip4/127.0.0.1/tcp/19001", "/ip4/127.0.0.1/udp/19001/quic-v1"}
+	}
+	if len(c.Roles) == 0 {
+		c.Roles = []Role{RoleAuto}
+	}
+	if slices.Equal(c.Roles, []Role{RoleAuto}) {
+		c.Roles = []Role{RoleBackbone, RoleEntry}
+		if len(c.Slices) > 0 {
+			c.Roles = []Role{RoleWorker}
+		}
+	}
+	return nil
+}
+
+func setDefault[T comparable](v *T, d T) {
+	if *v == *new(T) {
+		*v = d
+	}
+}
+
+// Has says whether the node plays a role.
+func (c *Config) Has(r Role) bool { return slices.Contains(c.Roles, r) }
+
+func (c *Config) checkRoles() error {
+	known := []string{string(RoleAuto), string(RoleBackbone), string(RoleWorker), string(RoleEntry)}
+	for i, r := range c.Roles {
+		switch {
+		case r == RoleAuto:
+			return fmt.Errorf("role %q stands alone: remove it or the others", r)
+		case !slices.Contains(known, string(r)):
+			return fmt.Errorf("unknown role %q: want auto, backbone, worker, entry%s", r, suggest(string(r), known))
+		case slices.Contains(c.Roles[:i], r):
+			return fmt.Errorf("role %q is named twice", r)
+		}
+	}
+	if len(c.Slices) > 0 && !c.Has(RoleWorker) {
+		return errors.New("a slice is for workers: add the role worker or remove the slice")
+	}
+	return nil
+}
+
+func suggest(word string, known []string) string {
+	if near := api.Nearest(word, known); near != "" {
+		return fmt.Sprintf("; did you mean %q?", near)
+	}
+	return ""
+}
+
+func (c *Config) checkAddresses() error {
+	if !networkName.MatchString(c.Network) {
+		return fmt.Errorf("network %q: want 1 to 64 of a-z 0-9 . _ -", c.Network)
+	}
+	var first string
+	for _, s := range c.Listen {
+		a, err := multiaddr.NewMultiaddr(s)
+		if err != nil {
+			return fmt.Errorf("listen address %q: want one like /ip4/0.0.0.0/tcp/19001", s)
+		}
+		if ip, err := manet.ToIP(a); err == nil && first == "" {
+			first = ip.String()
+		}
+	}
+	if first == "" {
+		return fmt.Errorf("listen address %q: the first must begin with /ip4 or /ip6", c.Listen[0])
+	}
+	setDefault(&c.Lane, net.JoinHostPort(first, "0"))
+	if len(c.Peers) > maxPeers {
+		return fmt.Errorf("%d peers: at most %d", len(c.Peers), maxPeers)
+	}
+	for _, s := range c.Peers {
+		if ai, err := peer.AddrInfoFromString(s); err != nil || len(ai.Addrs) == 0 {
+			return fmt.Errorf("peer %q: want an address with its id, as in /ip4/192.168.1.20/tcp/19001/p2p/12D3KooW…", s)
+		}
+	}
+	if err := checkHostPort("http", c.HTTP); err != nil {
+		return err
+	}
+	return checkHostPort("lane", c.Lane)
+}
+
+func checkHostPort(key, s string) error {
+	if s == Off {
+		return nil
+	}
+	host, port, err := net.SplitHostPort(s)
+	if err == nil {
+		_, err = strconv.ParseUint(port, 10, 16)
+	}
+	if err != nil || host == "" {
+		return fmt.Errorf("%s %q: want host:port, as in 127.0.0.1:19000, or %q", key, s, Off)
+	}
+	return nil
+}
+
+func (c *Config) checkNumbers() error {
+	for _, n := range []struct {
+		key             string
+		got, least, max int
+	}{
+		{"threads", c.Threads, 1, maxThreads},
+		{"model.context", c.Model.Context, 64, maxContext},
+		{"model.sequences", c.Model.Sequences, 1, maxSequences},
+	} {
+		if n.got < n.least || n.got > n.max {
+			return fmt.Errorf("%s = %d: want %d to %d", n.key, n.got, n.least, n.max)
+		}
+	}
+	if c.Model.Context < c.Model.Sequences*16 {
+		return fmt.Errorf("model.context = %d: too little for %d sequences: want at least 16 tokens for each",
+			c.Model.Context, c.Model.Sequences)
+	}
+	if _, err := c.Log.level(); err != nil {
+		return err
+	}
+	return nil
+}
+
+func (l LogSettings) level() (slog.Level, error) {
+	known := []string{"debug", "info", "warn", "error"}
+	if !slices.Contains(known, l.Level) {
+		return 0, fmt.Errorf("log.level %q: want debug, info, warn, error%s", l.Level, suggest(l.Level, known))
+	}
+	var lv slog.Level
+	return lv, lv.UnmarshalText([]byte(l.Level))
+}
+
+func (c *Config) checkSlices() error {
+	if len(c.Slices) > maxSlices {
+		return fmt.Errorf("%d slices: at most %d", len(c.Slices), maxSlices)
+	}
+	for _, s := range c.Slices {
+		if _, _, err := s.Ranges(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Ranges reads the two ranges. An empty one is {0, 0}: all.
+func (s SliceConfig) Ranges() (layers, experts Range, err error) {
+	if layers, err = ParseRange(s.Layers); err != nil {
+		return layers, experts, fmt.Errorf("slice layers %w", err)
+	}
+	if experts, err = ParseRange(s.Experts); err != nil {
+		return layers, experts, fmt.Errorf("slice experts %w", err)
+	}
+	return layers, experts, nil
+}
+
+// ParseRange reads a half-open range "begin:end"; "" is all.
+func ParseRange(s string) (Range, error) {
+	if s == "" {
+		return Range{}, nil
+	}
+	begin, end, ok := strings.Cut(s, ":")
+	b, err1 := strconv.ParseUint(begin, 10, 32)
+	e, err2 := strconv.ParseUint(end, 10, 32)
+	if !ok || err1 != nil || err2 != nil {
+		return Range{}, fmt.Errorf("%q: want begin:end, as in 0:16", s)
+	}
+	if b >= e || e > maxIndex {
+		return Range{}, fmt.Errorf("%q: want begin < end <= %d", s, maxIndex)
+	}
+	return Range{int(b), int(e)}, nil
+}
+
+func (r Range) String() string {
+	if r == (Range{}) {
+		return "all"
+	}
+	return fmt.Sprintf("%d:%d", r.Begin, r.End)
+}
