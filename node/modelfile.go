@@ -1,0 +1,124 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"kvasird/ggml"
+	"kvasird/ggml/gguf"
+	"kvasird/ggml/tiny"
+	"kvasird/node/api"
+)
+
+// probeTime bounds the child that tries out a model file.
+const probeTime = 10 * time.Minute
+
+// modelFile is the node's model on disk.
+type modelFile struct {
+	path string
+	*gguf.Model
+	id gguf.ModelID
+}
+
+// openModelFile opens the configured model, or the shipped one, and learns its id.
+func openModelFile(ctx context.Context, cfg Config) (*modelFile, error) {
+	path := cfg.Model.Path
+	if path == "" {
+		var err error
+		if path, err = tiny.Write(cfg.Data); err != nil {
+			return nil, err
+		}
+	}
+	m, err := gguf.OpenModel(path)
+	if err != nil {
+		return nil, err
+	}
+	id, err := m.ID(ctx)
+	if err != nil {
+		m.Close()
+		return nil, err
+	}
+	return &modelFile{path: path, Model: m, id: id}, nil
+}
+
+// name is what clients call the model.
+func (m *modelFile) name() string {
+	return strings.TrimSuffix(filepath.Base(m.path), ".gguf")
+}
+
+func (m *modelFile) status() *api.Model {
+	return &api.Model{
+		Name: m.name(), ID: m.id.String(), Arch: m.Arch(), Layers: m.Layers(),
+		MoELayers: len(m.ExpertLayers()), Experts: m.Experts(), Used: m.ExpertsUsed(),
+	}
+}
+
+// remoteExperts says whether the backbone leaves its experts to workers, and
+// whether it keeps a copy of its own as the last resort.
+func (m *modelFile) remoteExperts(cfg Config) (remote, ownCopy bool, err error) {
+	mode := cfg.Model.Experts
+	sparse := m.Kind() == gguf.Backbone
+	if mode == ExpertsAuto {
+		switch {
+		case len(m.ExpertLayers()) == 0:
+			mode = ExpertsHere // a model without experts is a plain model
+		case sparse:
+			mode = ExpertsRemote
+		case len(cfg.Peers) > 0:
+			mode = ExpertsSwarm
+		default:
+			mode = ExpertsHere
+		}
+	}
+	switch {
+	case m.Kind() == gguf.ExpertSlice || m.Kind() == gguf.Stage:
+		return false, false, fmt.Errorf("%s is a %v: a backbone needs the whole model or a backbone file (`kvasir gguf backbone`)", m.path, m.Kind())
+	case mode != ExpertsHere && len(m.ExpertLayers()) == 0:
+		return false, false, fmt.Errorf("%s has no experts: set model.experts to %q", m.path, ExpertsHere)
+	case mode != ExpertsRemote && sparse:
+		return false, false, fmt.Errorf("%s has holes where its experts are: set model.experts to %q", m.path, ExpertsRemote)
+	}
+	return mode != ExpertsHere, mode == ExpertsSwarm, nil
+}
+
+// probe tries the file in a child process, unless this runtime is known to run it.
+func (m *modelFile) probe(ctx context.Context, cfg Config, release string, remote bool) error {
+	known := filepath.Join(cfg.Data, "known-good")
+	line := fmt.Sprintf("%s remote=%v %s", m.id, remote, release)
+	if text, err := os.ReadFile(known); err == nil && containsLine(string(text), line) {
+		return nil
+	}
+	self, err := os.Executable()
+	if err != nil {
+		return fmt.Errorf("find this program: %w", err)
+	}
+	ctx, cancel := context.WithTimeout(ctx, probeTime)
+	defer cancel()
+	err = ggml.Probe(ctx, exec.Command(self, "probe"), ggml.ProbeRequest{
+		Path: m.path, Backbone: remote, Threads: cfg.Threads,
+	})
+	if err != nil {
+		return err
+	}
+	f, err := os.OpenFile(known, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o600)
+	if err != nil {
+		return fmt.Errorf("remember the probe: %w", err)
+	}
+	_, err = f.WriteString(line + "\n")
+	return errors.Join(err, f.Close())
+}
+
+func containsLine(text, line string) bool {
+	for have := range strings.Lines(text) {
+		if strings.TrimSuffix(have, "\n") == line {
+			return true
+		}
+	}
+	return false
+}
