@@ -11,6 +11,7 @@ import "C"
 import (
 	"fmt"
 	"log/slog"
+	"slices"
 	"strings"
 	"unsafe"
 
@@ -105,6 +106,42 @@ func (k *Kernel) Load(m *gguf.Model, layer int, ranges ...gguf.Range) error {
 	}
 	k.banks[layer] = b
 	return nil
+}
+
+// LoadSlices reads every MoE layer of some slices, which may overlap.
+func (k *Kernel) LoadSlices(m *gguf.Model, slices ...gguf.Slice) error {
+	for _, layer := range m.ExpertLayers() {
+		var ranges []gguf.Range
+		for _, s := range slices {
+			if s.Layers.Contains(layer) {
+				ranges = append(ranges, s.Experts)
+			}
+		}
+		if ranges = mergeRanges(ranges); len(ranges) == 0 {
+			continue
+		}
+		if err := k.Load(m, layer, ranges...); err != nil {
+			return err
+		}
+	}
+	if len(k.banks) == 0 {
+		return fmt.Errorf("%w: no MoE layer is in the slices %v", ErrNotLoaded, slices)
+	}
+	return nil
+}
+
+// mergeRanges gives the same indices in ascending ranges that do not touch.
+func mergeRanges(ranges []gguf.Range) []gguf.Range {
+	slices.SortFunc(ranges, func(a, b gguf.Range) int { return a.Begin - b.Begin })
+	var out []gguf.Range
+	for _, r := range ranges {
+		if n := len(out); n > 0 && r.Begin <= out[n-1].End {
+			out[n-1].End = max(out[n-1].End, r.End)
+			continue
+		}
+		out = append(out, r)
+	}
+	return out
 }
 
 // plan lists the tensors of the bank: parts[i][r] is the part of tensor i that

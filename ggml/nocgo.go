@@ -32,6 +32,7 @@ func (*Model) NewSampler(SamplerConfig) (*Sampler, error)   { return nil, ErrNoL
 func (*Model) Tokenize(string, bool, bool) ([]Token, error) { return nil, ErrNoLibrary }
 func (*Context) Decode(context.Context, *Batch) error       { return ErrNoLibrary }
 func (*Kernel) Load(*gguf.Model, int, ...gguf.Range) error  { return ErrNoLibrary }
+func (*Kernel) LoadSlices(*gguf.Model, ...gguf.Slice) error { return ErrNoLibrary }
 func (*Kernel) SetProgram(int, []byte) (int, int, int, error) {
 	return 0, 0, 0, ErrNoLibrary
 }

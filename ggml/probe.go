@@ -1,0 +1,125 @@
+package ggml
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os/exec"
+	"strings"
+	"time"
+)
+
+// An abort inside the library ends the process, and a model file that is wrong
+// in a way of its own can cause one. So a file that is not yet known to be good
+// is loaded and run for one token in a child process first.
+
+// ProbeRequest is what the child is asked, as JSON on its standard input.
+type ProbeRequest struct {
+	Path      string `json:"path"`
+	Backbone  bool   `json:"backbone"` // experts elsewhere: they are not loaded and answer zeros
+	NoRepack  bool   `json:"no_repack"`
+	GPULayers int    `json:"gpu_layers"`
+	Threads   int    `json:"threads"`
+}
+
+type probeReply struct {
+	Error string `json:"error"`
+}
+
+// ErrProbe is wrapped by Probe when the file cannot be used.
+var ErrProbe = errors.New("probe failed")
+
+// Probe runs child, a command that ends in ServeProbe, and reports what became
+// of the file. The child is killed when ctx ends.
+func Probe(ctx context.Context, child *exec.Cmd, req ProbeRequest) error {
+	in, err := json.Marshal(req)
+	if err != nil {
+		return err
+	}
+	var out, words bytes.Buffer
+	child.Stdin = bytes.NewReader(in)
+	child.Stdout, child.Stderr = &limited{buf: &out}, &limited{buf: &words}
+	if err := child.Start(); err != nil {
+		return fmt.Errorf("%w: the probe process does not start: %v", ErrProbe, err)
+	}
+	stop := context.AfterFunc(ctx, func() { child.Process.Kill() })
+	err = child.Wait()
+	stop()
+	if ctx.Err() != nil {
+		return fmt.Errorf("%w: %s: no result in time: %v", ErrProbe, req.Path, ctx.Err())
+	}
+	var reply probeReply
+	if json.Unmarshal(out.Bytes(), &reply) != nil {
+		return fmt.Errorf("%w: llama.cpp aborts on %s (%v): %s", ErrProbe, req.Path, err, lastLines(words.String(), 3))
+	}
+	if reply.Error != "" {
+		return fmt.Errorf("%w: %s", ErrProbe, reply.Error)
+	}
+	return nil
+}
+
+// limited keeps the last bytes of what a child says.
+type limited struct{ buf *bytes.Buffer }
+
+func (l *limited) Write(p []byte) (int, error) {
+	l.buf.Write(p)
+	if extra := l.buf.Len() - 64<<10; extra > 0 {
+		l.buf.Next(extra)
+	}
+	return len(p), nil
+}
+
+func lastLines(s string, n int) string {
+	lines := strings.Split(strings.TrimSpace(s), "\n")
+	return strings.Join(lines[max(0, len(lines)-n):], " | ")
+}
+
+// ServeProbe is the child's side: one request from r, one reply to w.
+func ServeProbe(rt *Runtime, r io.Reader, w io.Writer) error {
+	var req ProbeRequest
+	if err := json.NewDecoder(io.LimitReader(r, 64<<10)).Decode(&req); err != nil {
+		return fmt.Errorf("probe request: %w", err)
+	}
+	var reply probeReply
+	if err := rt.probe(req); err != nil {
+		reply.Error = err.Error()
+	}
+	return json.NewEncoder(w).Encode(reply)
+}
+
+func (rt *Runtime) probe(req ProbeRequest) error {
+	cfg := ModelConfig{Path: req.Path, NoRepack: req.NoRepack, GPULayers: req.GPULayers}
+	if req.Backbone {
+		cfg.Experts = func(_ context.Context, call *ExpertCall) error {
+			clear(call.Out)
+			return nil
+		}
+	}
+	m, err := rt.LoadModel(cfg)
+	if err != nil {
+		return err
+	}
+	defer m.Close()
+	if !m.HasDecoder() {
+		return fmt.Errorf("%s is an encoder (%s): it cannot generate", req.Path, m.Arch())
+	}
+	c, err := m.NewContext(ContextConfig{Tokens: 256, Batch: 8, Threads: req.Threads})
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	b := NewBatch(1)
+	b.Add(max(m.BOS(), 0), 0, 0, true)
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Minute)
+	defer cancel()
+	if err := c.Decode(ctx, b); err != nil {
+		return err
+	}
+	if len(c.Logits(0)) == 0 {
+		return fmt.Errorf("%s gives no logits", req.Path)
+	}
+	return nil
+}
