@@ -15,6 +15,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/libp2p/go-libp2p/core/peer"
 	"github.com/multiformats/go-multiaddr"
@@ -39,6 +40,14 @@ const (
 // Off in place of an address turns that listener off.
 const Off = "off"
 
+// Where a backbone's experts are.
+const (
+	ExpertsAuto   = "auto"   // remote for a file with holes, swarm with peers, else here
+	ExpertsHere   = "here"   // in this process, as in any llama.cpp
+	ExpertsSwarm  = "swarm"  // workers compute them; a copy here is the last resort
+	ExpertsRemote = "remote" // workers compute them; none are in memory here
+)
+
 // Limits of a configuration.
 const (
 	maxConfigFile = 1 << 20
@@ -62,6 +71,7 @@ type Config struct {
 	HTTP    string   `toml:"http"`    // host:port of the gateway; "": 127.0.0.1:19000; "off"
 	Control string   `toml:"control"` // control socket; "": in the data folder
 	Threads int      `toml:"threads"` // that compute; 0: one per core
+	Device  string   `toml:"device"`  // that a worker's experts lie on, as `kvasird doctor` names it; "": the CPU
 
 	Model  ModelConfig   `toml:"model"`
 	Slices []SliceConfig `toml:"slice"` // what a worker serves; empty: all of the model
@@ -71,6 +81,8 @@ type Config struct {
 // ModelConfig names the model and the room for its sequences.
 type ModelConfig struct {
 	Path      string `toml:"path"`      // GGUF, or its first part; "": the shipped model
+	Experts   string `toml:"experts"`   // where a backbone's experts are: see ExpertsAuto
+	Wait      int    `toml:"wait"`      // seconds that a request waits for missing experts; 0: 2
 	Context   int    `toml:"context"`   // tokens of all running sequences together; 0: 8192
 	Sequences int    `toml:"sequences"` // answered at a time; 0: 4
 }
@@ -181,6 +193,8 @@ func (c *Config) fillDefaults() error {
 	setDefault(&c.Threads, runtime.NumCPU())
 	setDefault(&c.Model.Context, 8192)
 	setDefault(&c.Model.Sequences, 4)
+	setDefault(&c.Model.Experts, ExpertsAuto)
+	setDefault(&c.Model.Wait, 2)
 	setDefault(&c.Log.Level, "info")
 	if len(c.Listen) == 0 {
 		c.Listen = []string{"/ip4/127.0.0.1/tcp/19001", "/ip4/127.0.0.1/udp/19001/quic-v1"}
@@ -202,6 +216,9 @@ func setDefault[T comparable](v *T, d T) {
 		*v = d
 	}
 }
+
+// CoverageWait is how long a request waits for missing experts.
+func (c *Config) CoverageWait() time.Duration { return time.Duration(c.Model.Wait) * time.Second }
 
 // Has says whether the node plays a role.
 func (c *Config) Has(r Role) bool { return slices.Contains(c.Roles, r) }
@@ -285,6 +302,7 @@ func (c *Config) checkNumbers() error {
 		{"threads", c.Threads, 1, maxThreads},
 		{"model.context", c.Model.Context, 64, maxContext},
 		{"model.sequences", c.Model.Sequences, 1, maxSequences},
+		{"model.wait", c.Model.Wait, 1, 600},
 	} {
 		if n.got < n.least || n.got > n.max {
 			return fmt.Errorf("%s = %d: want %d to %d", n.key, n.got, n.least, n.max)
@@ -294,10 +312,12 @@ func (c *Config) checkNumbers() error {
 		return fmt.Errorf("model.context = %d: too little for %d sequences: want at least 16 tokens for each",
 			c.Model.Context, c.Model.Sequences)
 	}
-	if _, err := c.Log.level(); err != nil {
-		return err
+	modes := []string{ExpertsAuto, ExpertsHere, ExpertsSwarm, ExpertsRemote}
+	if !slices.Contains(modes, c.Model.Experts) {
+		return fmt.Errorf("model.experts %q: want %s%s", c.Model.Experts, strings.Join(modes, ", "), suggest(c.Model.Experts, modes))
 	}
-	return nil
+	_, err := c.Log.level()
+	return err
 }
 
 func (l LogSettings) level() (slog.Level, error) {

@@ -86,10 +86,13 @@ func addSettings(set *flag.FlagSet, later func(func(*Config) error)) {
 	text("http", "`host:port` of the HTTP API, or off", func(c *Config) *string { return &c.HTTP })
 	text("control", "control socket `path`", func(c *Config) *string { return &c.Control })
 	text("model", "GGUF `file`, or its first part (default: the shipped model)", func(c *Config) *string { return &c.Model.Path })
+	text("experts", "where a backbone's experts are: auto, here, swarm or remote", func(c *Config) *string { return &c.Model.Experts })
+	text("device", "`name` of the device that a worker's experts lie on (default: the CPU)", func(c *Config) *string { return &c.Device })
 	text("log-level", "debug, info, warn or error", func(c *Config) *string { return &c.Log.Level })
 	text("log-file", "`file` for JSON lines", func(c *Config) *string { return &c.Log.File })
 	number("threads", "`number` of threads that compute (default: one per core)", func(c *Config) *int { return &c.Threads })
 	number("context", "`tokens` of all running sequences together", func(c *Config) *int { return &c.Model.Context })
+	number("wait", "`seconds` that a request waits for missing experts", func(c *Config) *int { return &c.Model.Wait })
 	number("sequences", "`number` of sequences answered at a time", func(c *Config) *int { return &c.Model.Sequences })
 	addLists(set, later)
 }
