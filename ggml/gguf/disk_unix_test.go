@@ -1,0 +1,19 @@
+//go:build unix
+
+package gguf
+
+import (
+	"os"
+	"syscall"
+	"testing"
+)
+
+// diskBytes returns how much disk space a file takes.
+func diskBytes(t testing.TB, path string) int64 {
+	t.Helper()
+	info, err := os.Stat(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return int64(info.Sys().(*syscall.Stat_t).Blocks) * 512
+}
