@@ -1,0 +1,351 @@
+package experts
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"kvasird/experts/place"
+)
+
+// Call is one MoE layer of one batch of tokens. Pair p = token·Used + k is the k-th expert of
+// a token; its input row is the token's (RowsPerToken 1) or its own, row p (RowsPerToken Used).
+type Call struct {
+	Layer        int
+	Program      []byte // encoded expert program, the same for every call of one model and layer
+	RowWidth     int    // elements of an input row
+	OutWidth     int    // elements of an output row
+	RowsPerToken int    // 1 or Used
+	Used         int    // experts per token
+	Rows         []float32
+	IDs          []int32   // [tokens*Used] global expert ids
+	Out          []float32 // [len(IDs)*OutWidth] to be filled, in the order of the pairs
+}
+
+func (c *Call) validate() error {
+	switch {
+	case c.Layer < 0 || c.Layer >= maxCount:
+		return fmt.Errorf("experts: layer %d is out of bounds", c.Layer)
+	case len(c.Program) == 0 || len(c.Program) > MaxProgram:
+		return fmt.Errorf("experts: program of %d bytes, want 1 to %d", len(c.Program), MaxProgram)
+	case min(c.RowWidth, c.OutWidth) < 1 || max(c.RowWidth, c.OutWidth) > MaxWidth:
+		return fmt.Errorf("experts: rows of %d and %d elements, want 1 to %d", c.RowWidth, c.OutWidth, MaxWidth)
+	case c.Used < 1 || len(c.IDs)%c.Used != 0:
+		return fmt.Errorf("experts: %d pairs of tokens with %d experts each", len(c.IDs), c.Used)
+	case c.RowsPerToken != 1 && c.RowsPerToken != c.Used:
+		return fmt.Errorf("experts: %d rows per token, want 1 or %d", c.RowsPerToken, c.Used)
+	}
+	if want := len(c.IDs) / c.Used * c.RowsPerToken * c.RowWidth; len(c.Rows) != want {
+		return fmt.Errorf("experts: rows hold %d elements, want %d", len(c.Rows), want)
+	}
+	if want := len(c.IDs) * c.OutWidth; len(c.Out) != want {
+		return fmt.Errorf("experts: output holds %d elements, want %d", len(c.Out), want)
+	}
+	for _, id := range c.IDs {
+		if id < 0 || id >= place.MaxExpert {
+			return fmt.Errorf("experts: layer %d: expert %d is out of bounds", c.Layer, id)
+		}
+	}
+	return nil
+}
+
+// Compute fills call.Out or returns why not: *MissingError when nobody computes some of the
+// experts, the cause of ctx when that ends, ErrClosed.
+func (d *Dispatcher) Compute(ctx context.Context, call *Call) error {
+	if err := call.validate(); err != nil {
+		return err
+	}
+	if len(call.IDs) == 0 {
+		return nil
+	}
+	p, err := d.program(call)
+	if err != nil {
+		return err
+	}
+	if !p.settled.Load() {
+		if err := d.settle(ctx, p); err != nil {
+			return err
+		}
+	}
+	r := d.runs.get(d)
+	defer d.runs.put(r)
+	return r.compute(ctx, p, call)
+}
+
+const (
+	// touchCost is what a further peer costs a call, for the planner.
+	touchCost = float32(30 * time.Microsecond)
+	// A peer that is busy is asked again after firstRetry, then after twice that, up to
+	// lastRetry.
+	firstRetry = time.Millisecond
+	lastRetry  = 64 * time.Millisecond
+	maxReasons = 8
+)
+
+// run is the state of one Compute, kept for the next one.
+type run struct {
+	d       *Dispatcher
+	call    *Call
+	program *program
+
+	planner place.Planner
+	peers   []place.Peer
+	experts []int32 // of pending
+	choice  []int32 // for pending
+	pending []int32 // pairs that nobody was asked for
+	rest    []int32 // scratch of dispatch
+	here    []int32 // pairs for the local kernel
+	parts   []*part // asked and not collected
+	free    []*part
+
+	busy    []busyPeer
+	reasons []string
+	missing time.Time // since when pairs are pending with nobody to ask; zero: never
+
+	onlyBusy    bool // every pending pair has a worker that is busy
+	localFailed bool
+
+	left  atomic.Int32  // parts that are not done
+	event chan struct{} // a part failed, or left is 0, or it is time; capacity 1
+	timer *time.Timer   // wakes the run at alarm or before
+	alarm time.Time
+}
+
+// busyPeer is a peer that the run does not ask until some time.
+type busyPeer struct {
+	s     *session
+	until time.Time
+	wait  time.Duration
+}
+
+// runList keeps runs for reuse.
+type runList struct {
+	mu   sync.Mutex // guards list
+	list []*run
+}
+
+func (l *runList) get(d *Dispatcher) *run {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if n := len(l.list); n > 0 {
+		r := l.list[n-1]
+		l.list = l.list[:n-1]
+		return r
+	}
+	r := &run{d: d, event: make(chan struct{}, 1)}
+	r.planner.TouchCost = touchCost
+	return r
+}
+
+func (l *runList) put(r *run) {
+	r.call, r.program = nil, nil
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.list = append(l.list, r)
+}
+
+func (r *run) wake() {
+	select {
+	case r.event <- struct{}{}:
+	default:
+	}
+}
+
+func (r *run) compute(ctx context.Context, p *program, call *Call) error {
+	r.call, r.program = call, p
+	r.busy, r.reasons, r.missing, r.localFailed = r.busy[:0], r.reasons[:0], time.Time{}, false
+	r.pending = r.pending[:0]
+	for i := range call.IDs {
+		r.pending = append(r.pending, int32(i))
+	}
+	now := time.Now()
+	for {
+		var changed <-chan struct{}
+		if len(r.pending) > 0 {
+			if !r.missing.IsZero() {
+				changed = r.d.nextChange() // before looking, so that none is missed
+			}
+			r.dispatch(now)
+		}
+		switch {
+		case len(r.pending) == 0 && len(r.parts) == 0:
+			return nil
+		case len(r.pending) > 0 && r.missing.IsZero():
+			r.missing = now
+			continue // once more, listening for changes
+		case len(r.pending) > 0 && !now.Before(r.missing.Add(r.patience())):
+			r.abort()
+			return r.missingError()
+		}
+		if r.left.Load() > 0 || len(r.pending) > 0 {
+			if err := r.wait(ctx, now, changed); err != nil {
+				r.abort()
+				return err
+			}
+		}
+		now = r.collect()
+	}
+}
+
+// patience is how long pairs may have nobody to ask.
+func (r *run) patience() time.Duration {
+	if r.onlyBusy {
+		return max(r.d.cfg.CoverageWait, r.d.cfg.MaxDeadline)
+	}
+	return r.d.cfg.CoverageWait
+}
+
+// wait returns when something happened: a part failed, all are done, the time of one is up,
+// or there is somebody new to ask.
+func (r *run) wait(ctx context.Context, now time.Time, changed <-chan struct{}) error {
+	next := now.Add(r.d.cfg.MaxDeadline)
+	for _, p := range r.parts {
+		if p.alarm.Before(next) {
+			next = p.alarm
+		}
+	}
+	if len(r.pending) > 0 {
+		if t := r.missing.Add(r.patience()); t.Before(next) {
+			next = t
+		}
+		for _, b := range r.busy {
+			if b.until.After(now) && b.until.Before(next) {
+				next = b.until
+			}
+		}
+	}
+	r.setAlarm(now, next)
+	select {
+	case <-r.event:
+		return nil
+	case <-changed:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	case <-r.d.done:
+		return ErrClosed
+	}
+}
+
+// setAlarm makes the timer fire at next or before. An alarm that is too early stays: it
+// wakes the run for nothing, which is cheaper than setting it for each call.
+func (r *run) setAlarm(now, next time.Time) {
+	if r.alarm.After(now) && !r.alarm.After(next) {
+		return
+	}
+	r.alarm = next
+	if r.timer == nil {
+		r.timer = time.AfterFunc(next.Sub(now), r.wake)
+		return
+	}
+	r.timer.Reset(next.Sub(now))
+}
+
+// collect takes back the parts that are done or late. The pairs of those that failed are
+// pending again.
+func (r *run) collect() time.Time {
+	now := time.Now()
+	r.parts = slices.DeleteFunc(r.parts, func(p *part) bool {
+		if !p.done.Load() && !r.late(p, now) {
+			return false
+		}
+		if p.err != nil {
+			r.failed(p, now)
+		}
+		r.recycle(p)
+		return true
+	})
+	return now
+}
+
+// late says whether a part that is not done is to be given up, and then takes it back. Half
+// way to its deadline the worker is probed, so that at the deadline it is known whether it
+// lives. A worker that lives is waited for, up to MaxDeadline, if nobody else can compute the
+// part.
+func (r *run) late(p *part, now time.Time) bool {
+	if now.Before(p.alarm) {
+		return false
+	}
+	if now.Before(p.deadline) {
+		p.probe, p.alarm = p.s.ping(now), p.deadline
+		return false
+	}
+	last := p.sent.Add(r.d.cfg.MaxDeadline)
+	alive := p.probe != 0 && p.s.ponged.Load() >= p.probe
+	p.s.penalise(missWeight, alive)
+	if alive && now.Before(last) && !r.elsewhere(p) {
+		p.probe = p.s.ping(now)
+		p.deadline = now.Add(r.d.cfg.MinDeadline)
+		if last.Before(p.deadline) {
+			p.deadline = last
+		}
+		p.alarm = p.deadline
+		return false
+	}
+	if p.revoke() {
+		took := now.Sub(p.sent)
+		p.err = fmt.Errorf("no answer within %v", took.Round(time.Millisecond))
+		p.s.lat.missed(took, p.ahead, len(p.pairs))
+	}
+	return true
+}
+
+func (r *run) recycle(p *part) {
+	p.s = nil
+	r.free = append(r.free, p)
+}
+
+// failed puts the pairs of a part back, for someone else.
+func (r *run) failed(p *part, now time.Time) {
+	if e, ok := p.err.(*RemoteError); ok && e.Code == CodeBusy {
+		r.isBusy(p.s, now)
+	}
+	r.note(p.s, p.err)
+	r.pending = append(r.pending, p.pairs...)
+	slices.Sort(r.pending)
+}
+
+func (r *run) note(s *session, err error) {
+	if len(r.reasons) < maxReasons {
+		r.reasons = append(r.reasons, fmt.Sprintf("peer %s: %v", s.peer, err))
+	}
+}
+
+func (r *run) isBusy(s *session, now time.Time) {
+	for i := range r.busy {
+		if b := &r.busy[i]; b.s == s {
+			b.wait = min(2*b.wait, lastRetry)
+			b.until = now.Add(b.wait)
+			return
+		}
+	}
+	r.busy = append(r.busy, busyPeer{s, now.Add(firstRetry), firstRetry})
+}
+
+// abort takes everything back. Afterwards nobody writes to Call.Out.
+func (r *run) abort() {
+	for _, p := range r.parts {
+		if !p.done.Load() {
+			p.revoke()
+		}
+		r.recycle(p)
+	}
+	r.parts = r.parts[:0]
+}
+
+func (r *run) missingError() error {
+	e := &MissingError{Layer: r.call.Layer}
+	for _, pair := range r.pending {
+		e.Experts = append(e.Experts, int(r.call.IDs[pair]))
+	}
+	slices.Sort(e.Experts)
+	e.Experts = slices.Compact(e.Experts)
+	e.Reasons = append(slices.Clone(r.reasons), r.d.reasons(r.program)...)
+	if why := r.program.local.refused; why != "" {
+		e.Reasons = append(e.Reasons, "own copy: "+why)
+	}
+	return e
+}

@@ -1,0 +1,246 @@
+package experts
+
+import (
+	"fmt"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"kvasird/experts/place"
+)
+
+// dispatch asks for the pending pairs: workers, and the backbone's own copy for those that it
+// is to compute first or that no worker can. What nobody can stays pending.
+func (r *run) dispatch(now time.Time) {
+	r.here = r.here[:0]
+	local := r.d.cfg.Local
+	if local != nil && local.First {
+		r.pending = r.takeLocal(r.pending)
+	}
+	routes := r.program.routes.Load()
+	r.left.Add(1) // so that it is not 0 before all parts are sent
+	r.askPeers(routes, now, trusted)
+	if local != nil && !local.First && len(r.pending) > 0 {
+		r.pending = r.takeLocal(r.pending)
+	}
+	if len(r.pending) > 0 {
+		r.askPeers(routes, now, slow)
+	}
+	r.left.Add(-1)
+	r.computeHere()
+	r.onlyBusy = r.waitsForBusy(routes)
+}
+
+// askPeers sends the pending pairs to peers that are trusted so much; others stay pending.
+func (r *run) askPeers(routes *routes, now time.Time, least trust) {
+	r.rest = r.rest[:0]
+	r.plan(routes, now, least)
+	for i, s := range routes.sessions {
+		if !r.peers[i].Avoid {
+			r.ask(s, int32(i), now)
+		}
+	}
+	for i, pair := range r.pending {
+		if r.choice[i] == place.Missing {
+			r.rest = append(r.rest, pair)
+		}
+	}
+	r.pending, r.rest = r.rest, r.pending
+	slices.Sort(r.pending)
+}
+
+// plan fills choice for the pending pairs.
+func (r *run) plan(routes *routes, now time.Time, least trust) {
+	r.peers = r.peers[:0]
+	for _, s := range routes.sessions {
+		r.peers = append(r.peers, place.Peer{
+			Base: float32(load(&s.lat.base)), PerPair: float32(load(&s.lat.perPair)),
+			Queued: s.queued.Load(),
+			Avoid:  trust(s.trust.Load()) > least || r.busyNow(s, now),
+		})
+	}
+	r.experts, r.choice = r.experts[:0], r.choice[:0]
+	for _, pair := range r.pending {
+		r.experts = append(r.experts, r.call.IDs[pair])
+		r.choice = append(r.choice, place.Missing)
+	}
+	r.planner.Plan(r.peers, routes.replicas, r.experts, r.choice)
+}
+
+func (r *run) busyNow(s *session, now time.Time) bool {
+	for i := range r.busy {
+		if r.busy[i].s == s {
+			return now.Before(r.busy[i].until)
+		}
+	}
+	return false
+}
+
+// waitsForBusy says whether every pending pair has a worker that is only busy.
+func (r *run) waitsForBusy(routes *routes) bool {
+	return !slices.ContainsFunc(r.pending, func(pair int32) bool {
+		return !routes.has(r.call.IDs[pair], func(s *session) bool { return trust(s.trust.Load()) != banned })
+	})
+}
+
+// has says whether a session that satisfies ok computes an expert.
+func (r *routes) has(expert int32, ok func(*session) bool) bool {
+	return slices.ContainsFunc(r.replicas, func(p place.Replica) bool {
+		return p.From <= expert && expert < p.To && ok(r.sessions[p.Peer])
+	})
+}
+
+// elsewhere says whether all pairs of a part could be computed by someone else.
+func (r *run) elsewhere(p *part) bool {
+	routes := r.program.routes.Load()
+	return !slices.ContainsFunc(p.pairs, func(pair int32) bool {
+		expert := r.call.IDs[pair]
+		return !r.holdsHere(expert) && !routes.has(expert, func(s *session) bool {
+			return s != p.s && trust(s.trust.Load()) == trusted
+		})
+	})
+}
+
+// holdsHere says whether the backbone's own copy computes an expert of this call.
+func (r *run) holdsHere(expert int32) bool {
+	local := r.d.cfg.Local
+	return local != nil && !r.localFailed && r.program.local.ready.Load() &&
+		slices.ContainsFunc(local.Slices, func(s Slice) bool { return s.holds(r.program.layer, expert) })
+}
+
+// ask sends the pairs chosen for a peer, in as many calls as its limits need.
+func (r *run) ask(s *session, peer int32, now time.Time) {
+	c := r.call
+	mostPairs := min(s.offer.MaxPairs, MaxFrame/(4*c.OutWidth))
+	var p *part
+	last := int32(-1)
+	for i, pair := range r.pending {
+		if r.choice[i] != peer {
+			continue
+		}
+		from := c.source(pair)
+		if p != nil && (len(p.pairs) == mostPairs || from != last &&
+			(p.rows == s.offer.MaxRows || callSize(p.rows+1, len(p.pairs)+1, c.RowWidth) > MaxFrame)) {
+			r.send(p, now)
+			p = nil
+		}
+		if p == nil {
+			p, last = r.newPart(s), -1
+		}
+		if from != last {
+			p.rows++
+			last = from
+		}
+		p.pairs = append(p.pairs, pair)
+	}
+	if p != nil {
+		r.send(p, now)
+	}
+}
+
+func (r *run) newPart(s *session) *part {
+	p := &part{run: r}
+	if n := len(r.free); n > 0 {
+		p, r.free = r.free[n-1], r.free[:n-1]
+	}
+	p.s, p.pairs, p.rows = s, p.pairs[:0], 0
+	return p
+}
+
+func (r *run) send(p *part, now time.Time) {
+	r.left.Add(1)
+	if err := p.send(now); err != nil {
+		r.left.Add(-1)
+		r.isBusy(p.s, now)
+		r.note(p.s, err)
+		r.rest = append(r.rest, p.pairs...)
+		r.recycle(p)
+		return
+	}
+	r.parts = append(r.parts, p)
+}
+
+// localProgram is a program on the backbone's own copy.
+type localProgram struct {
+	once    sync.Once
+	ready   atomic.Bool
+	number  int
+	refused string
+}
+
+// localScratch gathers a call for the local kernel.
+type localScratch struct {
+	row, expert []int32
+	out         []float32
+}
+
+// introduce gives a program to the local kernel.
+func (d *Dispatcher) introduce(p *program) {
+	p.local.once.Do(func() {
+		d.local.Lock()
+		defer d.local.Unlock()
+		number, rowWidth, outWidth, err := d.cfg.Local.Kernel.SetProgram(p.layer, p.bytes)
+		if err == nil && (rowWidth != p.rowWidth || outWidth != p.outWidth) {
+			err = fmt.Errorf("it maps rows of %d to %d, the backbone %d to %d",
+				rowWidth, outWidth, p.rowWidth, p.outWidth)
+		}
+		if err != nil {
+			p.local.refused = err.Error()
+			return
+		}
+		p.local.number = number
+		p.local.ready.Store(true)
+	})
+}
+
+// takeLocal moves the pairs that the backbone holds itself from list to here.
+func (r *run) takeLocal(list []int32) []int32 {
+	p := r.program
+	if !slices.ContainsFunc(r.d.cfg.Local.Slices, func(s Slice) bool {
+		return s.FirstLayer <= p.layer && p.layer < s.EndLayer
+	}) {
+		return list
+	}
+	if !p.local.ready.Load() {
+		r.d.introduce(p)
+	}
+	return slices.DeleteFunc(list, func(pair int32) bool {
+		if !r.holdsHere(r.call.IDs[pair]) {
+			return false
+		}
+		r.here = append(r.here, pair)
+		return true
+	})
+}
+
+// computeHere computes the pairs in here with the local kernel. Those of a failure are pending
+// again, for workers only.
+func (r *run) computeHere() {
+	if len(r.here) == 0 {
+		return
+	}
+	c, d := r.call, r.d
+	d.local.Lock()
+	defer d.local.Unlock()
+	b := &d.scratch
+	b.row, b.expert = b.row[:0], b.expert[:0]
+	for _, pair := range r.here {
+		b.row = append(b.row, c.source(pair))
+		b.expert = append(b.expert, c.IDs[pair])
+	}
+	w := c.OutWidth
+	b.out = slices.Grow(b.out[:0], len(r.here)*w)[:len(r.here)*w]
+	if err := d.cfg.Local.Kernel.Compute(r.program.local.number, c.Rows, b.row, b.expert, b.out); err != nil {
+		r.localFailed = true
+		r.pending = append(r.pending, r.here...)
+		if len(r.reasons) < maxReasons {
+			r.reasons = append(r.reasons, fmt.Sprintf("own copy: %v", err))
+		}
+		return
+	}
+	for i, pair := range r.here {
+		copy(c.Out[int(pair)*w:][:w], b.out[i*w:])
+	}
+	d.ownPairs.Add(uint64(len(r.here)))
+}

@@ -1,0 +1,345 @@
+package experts
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"net"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"kvasird/experts/place"
+)
+
+// Dialer opens a connection to a peer that speaks the protocol of this package, before ctx
+// ends. It is safe for concurrent use.
+type Dialer interface {
+	Dial(ctx context.Context, peerID string) (net.Conn, error)
+}
+
+// Local is the backbone's own copy of some experts.
+type Local struct {
+	Kernel Kernel
+	Slices []Slice
+	First  bool // compute here whatever is here; else only what no peer computes
+}
+
+// Config configures a Dispatcher. Zero fields but the first two have the default stated.
+type Config struct {
+	Model  ModelID
+	Dialer Dialer
+	Local  *Local // nil: none
+
+	CoverageWait time.Duration // a call waits so long for a worker to return: 0
+	MinDeadline  time.Duration // of a call, however fast its peer is: 250 ms
+	MaxDeadline  time.Duration // of a call, however slow its peer is: 10 s
+	Heartbeat    time.Duration // 1 s
+	DeadAfter    time.Duration // a peer silent for so long is disconnected: 5 s
+	DialTimeout  time.Duration // to connect and greet: 10 s
+	ProgramWait  time.Duration // for workers to accept a new program: 2 s
+
+	Logger *slog.Logger // nil: none
+}
+
+func (c *Config) validate() error {
+	if !hostIsLittleEndian {
+		return errBigEndian
+	}
+	if c.Dialer == nil {
+		return errors.New("experts: dispatcher without a dialer")
+	}
+	if err := c.Model.validate(); err != nil {
+		return fmt.Errorf("experts: dispatcher: %w", err)
+	}
+	if c.Local != nil && c.Local.Kernel == nil {
+		return errors.New("experts: local experts without a kernel")
+	}
+	defaults(&c.MinDeadline, 250*time.Millisecond)
+	defaults(&c.MaxDeadline, 10*time.Second)
+	defaults(&c.Heartbeat, time.Second)
+	defaults(&c.DeadAfter, 5*time.Second)
+	defaults(&c.DialTimeout, 10*time.Second)
+	defaults(&c.ProgramWait, 2*time.Second)
+	if c.Logger == nil {
+		c.Logger = slog.New(slog.DiscardHandler)
+	}
+	if c.MaxDeadline < c.MinDeadline {
+		return fmt.Errorf("experts: MaxDeadline %v is below MinDeadline %v", c.MaxDeadline, c.MinDeadline)
+	}
+	return nil
+}
+
+// Dispatcher has the experts of one model computed by workers.
+type Dispatcher struct {
+	cfg   Config
+	done  chan struct{}  // closed by Close
+	loops sync.WaitGroup // keepers and pulse
+
+	programs atomic.Pointer[[][]*program] // by layer; copied on write under mu
+	runs     runList
+	local    sync.Mutex // guards cfg.Local.Kernel and the scratch of local calls
+	scratch  localScratch
+	ownPairs atomic.Uint64 // computed by cfg.Local
+
+	mu       sync.Mutex // guards the rest, and the fields of programs and sessions that say so
+	keepers  map[string]*keeper
+	sessions []*session // ready
+	count    int        // programs
+	changed  chan struct{}
+	closed   bool
+}
+
+// program is an expert program of a layer, with where it can run.
+type program struct {
+	number             uint32
+	layer              int
+	bytes              []byte
+	rowWidth, outWidth int
+
+	settled atomic.Bool            // the workers of its first call had their time to accept it
+	routes  atomic.Pointer[routes] // replaced under Dispatcher.mu
+	local   localProgram
+}
+
+// routes are the replicas of a program: the sessions that accepted it.
+type routes struct {
+	sessions []*session
+	replicas []place.Replica // Peer indexes sessions
+}
+
+// NewDispatcher returns a dispatcher without peers.
+func NewDispatcher(cfg Config) (*Dispatcher, error) {
+	if err := cfg.validate(); err != nil {
+		return nil, err
+	}
+	d := &Dispatcher{
+		cfg: cfg, done: make(chan struct{}),
+		keepers: map[string]*keeper{}, changed: make(chan struct{}),
+	}
+	d.programs.Store(&[][]*program{})
+	d.loops.Go(d.pulse)
+	return d, nil
+}
+
+// AddPeer keeps a session to a peer from now on. Adding it again changes nothing.
+func (d *Dispatcher) AddPeer(peerID string) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.closed || d.keepers[peerID] != nil {
+		return
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	k := &keeper{d: d, peer: peerID, cancel: cancel}
+	d.keepers[peerID] = k
+	d.loops.Go(func() { k.run(ctx) })
+}
+
+// RemovePeer ends the session to a peer; its calls move to other replicas.
+func (d *Dispatcher) RemovePeer(peerID string) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if k := d.keepers[peerID]; k != nil {
+		k.cancel()
+		delete(d.keepers, peerID)
+	}
+}
+
+// Close ends all sessions and calls and waits for them.
+func (d *Dispatcher) Close() error {
+	d.mu.Lock()
+	if !d.closed {
+		d.closed = true
+		close(d.done)
+		for _, k := range d.keepers {
+			k.cancel()
+		}
+	}
+	d.mu.Unlock()
+	d.loops.Wait()
+	return nil
+}
+
+// program returns the program of a call, and introduces it to the workers the first time.
+func (d *Dispatcher) program(call *Call) (*program, error) {
+	if p := d.known(call); p != nil {
+		return p, nil
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if p := d.known(call); p != nil {
+		return p, nil
+	}
+	if d.count >= MaxPrograms {
+		return nil, fmt.Errorf("experts: more than %d programs", MaxPrograms)
+	}
+	p := &program{
+		number: uint32(d.count), layer: call.Layer, bytes: bytes.Clone(call.Program),
+		rowWidth: call.RowWidth, outWidth: call.OutWidth,
+	}
+	p.routes.Store(&routes{})
+	d.count++
+	table := slices.Clone(*d.programs.Load())
+	if missing := call.Layer + 1 - len(table); missing > 0 {
+		table = append(table, make([][]*program, missing)...)
+	}
+	table[call.Layer] = append(slices.Clip(table[call.Layer]), p)
+	d.programs.Store(&table)
+	for _, s := range d.sessions {
+		s.askLocked(p)
+	}
+	return p, nil
+}
+
+func (d *Dispatcher) known(call *Call) *program {
+	table := *d.programs.Load()
+	if call.Layer >= len(table) {
+		return nil
+	}
+	for _, p := range table[call.Layer] {
+		if p.rowWidth == call.RowWidth && p.outWidth == call.OutWidth && bytes.Equal(p.bytes, call.Program) {
+			return p
+		}
+	}
+	return nil
+}
+
+// settle waits until every session was heard about a new program, or had its time: those that
+// did not answer are suspect.
+func (d *Dispatcher) settle(ctx context.Context, p *program) error {
+	late := time.NewTimer(d.cfg.ProgramWait)
+	defer late.Stop()
+	for !p.settled.Load() {
+		d.mu.Lock()
+		open := slices.DeleteFunc(slices.Clone(d.sessions), func(s *session) bool {
+			state, asked := s.programs[p]
+			return !asked || state.answered
+		})
+		changed := d.changed
+		d.mu.Unlock()
+		if len(open) == 0 {
+			p.settled.Store(true)
+			return nil
+		}
+		select {
+		case <-changed:
+		case <-late.C:
+			for _, s := range open {
+				s.penalise(missWeight, false)
+			}
+			p.settled.Store(true)
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-d.done:
+			return ErrClosed
+		}
+	}
+	return nil
+}
+
+// join makes a greeted session available, first for the programs that are known.
+func (d *Dispatcher) join(s *session) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.sessions = append(d.sessions, s)
+	for _, layer := range *d.programs.Load() {
+		for _, p := range layer {
+			s.askLocked(p)
+		}
+	}
+}
+
+// part takes a session out of the routes. It may be called twice.
+func (d *Dispatcher) part(s *session) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.sessions = slices.DeleteFunc(d.sessions, func(o *session) bool { return o == s })
+	for p := range s.programs {
+		d.routeLocked(p)
+	}
+	d.announceLocked()
+}
+
+// routeLocked recomputes where a program can run.
+func (d *Dispatcher) routeLocked(p *program) {
+	r := &routes{}
+	for _, s := range d.sessions {
+		if state := s.programs[p]; !state.answered || state.refused != "" {
+			continue
+		}
+		for _, slice := range s.offer.Slices {
+			if slice.FirstLayer <= p.layer && p.layer < slice.EndLayer {
+				r.replicas = append(r.replicas, place.Replica{
+					Peer: int32(len(r.sessions)),
+					From: int32(slice.FirstExpert), To: int32(slice.EndExpert),
+				})
+			}
+		}
+		r.sessions = append(r.sessions, s)
+	}
+	p.routes.Store(r)
+}
+
+// announceLocked wakes the calls that wait for coverage.
+func (d *Dispatcher) announceLocked() {
+	close(d.changed)
+	d.changed = make(chan struct{})
+}
+
+func (d *Dispatcher) announce() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.announceLocked()
+}
+
+func (d *Dispatcher) nextChange() <-chan struct{} {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.changed
+}
+
+// pulse sends heartbeats and disconnects silent peers until Close.
+func (d *Dispatcher) pulse() {
+	tick := time.NewTicker(d.cfg.Heartbeat)
+	defer tick.Stop()
+	for {
+		select {
+		case <-d.done:
+			return
+		case now := <-tick.C:
+			d.mu.Lock()
+			sessions := slices.Clone(d.sessions)
+			d.mu.Unlock()
+			for _, s := range sessions {
+				s.beat(now)
+			}
+		}
+	}
+}
+
+// reasons says why the experts of a program might not be computed, a line per peer.
+func (d *Dispatcher) reasons(p *program) []string {
+	const most = 8
+	var list []string
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, id := range slices.Sorted(maps.Keys(d.keepers)) {
+		k := d.keepers[id]
+		if k.trouble != "" {
+			list = append(list, "peer "+id+": "+k.trouble)
+		}
+	}
+	for _, s := range d.sessions {
+		switch state := s.programs[p]; {
+		case state.refused != "":
+			list = append(list, "peer "+s.peer+": "+state.refused)
+		case trust(s.trust.Load()) == banned:
+			list = append(list, "peer "+s.peer+" is not asked: it does not answer, or answered wrongly")
+		}
+	}
+	return list[:min(len(list), most)]
+}

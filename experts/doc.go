@@ -1,0 +1,27 @@
+// Package experts lets a backbone have its experts computed by other machines: a Dispatcher
+// on its side, a Worker on theirs, and the protocol /kvasir/<net>/experts/1 between them.
+//
+// It is not for routing (the backbone picks the experts), not for combining their outputs
+// (the backbone's own graph does), not for finding peers, and it knows nothing of what an
+// expert program says.
+//
+// Invariants:
+//   - Every row of an answer was computed by an expert that its pair names. There is no
+//     masked, zeroed or stale row: what nobody can compute is a *MissingError.
+//   - Calls are pure, so a call that failed on one replica is repeated on another.
+//   - What a peer sends is bounded before memory is taken for it: frames by MaxFrame, calls by
+//     the limits that the worker offers, the queue by its calls and bytes.
+//   - A peer that missed a deadline or answered wrongly is suspect and gets no calls until it
+//     answered a heartbeat, later each time that happens in a row.
+//   - Nothing on the path of a call waits for a peer without a deadline, and no peer can make
+//     another one's call wait: a frame that might not fit the socket is left to the writer
+//     goroutine of its session.
+//
+// Memory: Compute is done with Call.Rows and Call.Out when it returns, whatever it returns.
+// In the steady state neither side allocates per call.
+//
+// Concurrency: Dispatcher and Worker are safe for concurrent use. A Worker gives its Kernel
+// one call at a time and computes what waits for the same program together. A session has one
+// reader goroutine and one writer goroutine; on the fast path the reader computes a small call
+// itself, and Compute writes its frames itself.
+package experts

@@ -1,0 +1,127 @@
+package experts
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"time"
+)
+
+const (
+	firstBackoff = 200 * time.Millisecond
+	lastBackoff  = 5 * time.Second
+	// settledAfter is how long a session must have lasted for the next dial to be prompt.
+	settledAfter = 10 * time.Second
+)
+
+// keeper keeps a session to one peer.
+type keeper struct {
+	d      *Dispatcher
+	peer   string
+	cancel context.CancelFunc
+
+	// Guarded by Dispatcher.mu.
+	session *session // nil: not connected
+	trouble string   // why not; empty when connected
+}
+
+// run dials the peer again and again until ctx ends. Its goroutine is also the reader of the
+// session.
+func (k *keeper) run(ctx context.Context) {
+	backoff := firstBackoff
+	for {
+		began := time.Now()
+		err := k.serve(ctx)
+		if ctx.Err() != nil {
+			return
+		}
+		if time.Since(began) > settledAfter {
+			backoff = firstBackoff
+		}
+		k.d.cfg.Logger.Info("expert session ended", "peer", k.peer, "error", err, "retry_in", backoff)
+		k.note(nil, err)
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(backoff/2 + rand.N(backoff)):
+		}
+		backoff = min(2*backoff, lastBackoff)
+		var wrong *WrongModelError
+		if errors.As(err, &wrong) {
+			backoff = lastBackoff
+		}
+	}
+}
+
+func (k *keeper) note(s *session, err error) {
+	k.d.mu.Lock()
+	defer k.d.mu.Unlock()
+	k.session, k.trouble = s, ""
+	if err != nil {
+		k.trouble = err.Error()
+	}
+}
+
+// serve runs one session from the dial to its end and returns why it ended.
+func (k *keeper) serve(ctx context.Context) error {
+	greeting, cancel := context.WithTimeout(ctx, k.d.cfg.DialTimeout)
+	defer cancel()
+	conn, err := k.d.cfg.Dialer.Dial(greeting, k.peer)
+	if err != nil {
+		return fmt.Errorf("dial: %w", err)
+	}
+	stop := context.AfterFunc(ctx, func() { conn.Close() })
+	defer stop()
+	s := newSession(k.d, k.peer, conn)
+	defer s.stopWriter()
+	if err := s.handshake(greeting); err != nil {
+		return s.refuse(err)
+	}
+	s.startWriter(nil)
+	s.ping(time.Now())
+	k.d.join(s)
+	k.note(s, nil)
+	k.d.cfg.Logger.Info("expert session", "peer", k.peer, "slices", len(s.offer.Slices))
+	err = s.read()
+	s.refuse(err)
+	k.d.part(s)
+	s.abandon(err)
+	return err
+}
+
+// PeerStatus is what the dispatcher knows of one peer.
+type PeerStatus struct {
+	ID        string
+	Connected bool
+	Trouble   string // why it is not connected
+	Suspect   bool   // was late or wrong: others are preferred, or it is not asked at all
+	Slices    []Slice
+	RoundTrip time.Duration // smoothed, of heartbeats
+	Pairs     uint64        // computed for this dispatcher in this session
+	Waiting   int           // pairs sent and not answered
+}
+
+// Peers returns the state of all peers, ordered by id.
+func (d *Dispatcher) Peers() []PeerStatus {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	var list []PeerStatus
+	for _, id := range slices.Sorted(maps.Keys(d.keepers)) {
+		k := d.keepers[id]
+		st := PeerStatus{ID: id, Trouble: k.trouble}
+		if s := k.session; s != nil {
+			st.Connected, st.Slices = true, s.offer.Slices
+			st.Suspect = trust(s.trust.Load()) != trusted
+			st.RoundTrip = time.Duration(load(&s.lat.base))
+			st.Pairs, st.Waiting = s.pairs.Load(), int(s.queued.Load())
+		}
+		list = append(list, st)
+	}
+	return list
+}
+
+// LocalPairs returns the number of pairs that the backbone's own copy computed.
+func (d *Dispatcher) LocalPairs() uint64 { return d.ownPairs.Load() }

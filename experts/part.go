@@ -1,0 +1,196 @@
+package experts
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// errGone says that a session ended while a call was being sent.
+var errGone = errors.New("the session has just ended")
+
+// part is what one worker was asked of one call. The run that made it owns it, except that
+// the session's reader owns it from session.take to finish.
+type part struct {
+	run   *run
+	s     *session
+	pairs []int32 // positions in the call, ascending
+	rows  int     // distinct rows of these
+	size  int     // payload bytes
+
+	id       uint64
+	ahead    int // pairs that the worker was working on
+	sent     time.Time
+	deadline time.Time
+	alarm    time.Time // when the run looks after it: half way to the deadline, then there
+	probe    uint64    // heartbeat sent on its behalf; 0: none
+
+	mu   sync.Mutex  // held by the reader while it fills Call.Out
+	err  error       // set before done
+	done atomic.Bool // answered or failed: the run may have it back
+}
+
+// source is the input row of a pair.
+func (c *Call) source(pair int32) int32 {
+	if c.RowsPerToken == 1 {
+		return pair / int32(c.Used)
+	}
+	return pair
+}
+
+// send gives the part to its session and writes its frame, or leaves that to the writer when
+// the peer's socket might not take it. An error means that nothing was sent.
+func (p *part) send(now time.Time) error {
+	s, c := p.s, p.run.call
+	cfg := &s.d.cfg
+	p.size = callSize(p.rows, len(p.pairs), c.RowWidth)
+	p.ahead = int(s.queued.Load())
+	wait := s.lat.deadline(p.ahead, len(p.pairs), cfg.MinDeadline, cfg.MaxDeadline)
+	p.sent, p.alarm, p.deadline, p.probe = now, now.Add(wait/2), now.Add(wait), 0
+	p.err = nil
+	p.done.Store(false)
+
+	s.mu.Lock()
+	if s.ended != nil || s.leaving {
+		s.mu.Unlock()
+		return errGone
+	}
+	if len(s.calls) >= min(mostCalls, s.offer.Queue) {
+		s.mu.Unlock()
+		return errFull
+	}
+	s.lastID++
+	p.id = s.lastID
+	s.calls[p.id] = p
+	s.bytes += p.size
+	s.queued.Add(int32(len(p.pairs)))
+	direct := s.bytes <= directBytes
+	s.mu.Unlock()
+
+	millis := uint32((cfg.MaxDeadline + time.Millisecond - 1) / time.Millisecond)
+	if !direct {
+		buf := getBuffer(p.size)
+		p.lay(buf.b, millis)
+		s.post(outFrame{typ: frameCall, id: p.id, pooled: buf})
+		return nil
+	}
+	s.wmu.Lock()
+	payload, err := s.w.Payload(p.size)
+	if err == nil {
+		p.lay(payload, millis)
+		err = s.w.Send(frameCall, 0, p.id)
+	}
+	s.wmu.Unlock()
+	if err != nil {
+		s.conn.Close() // the reader gives up every call of the session, this one too
+	}
+	return nil
+}
+
+// lay writes the call into a payload.
+func (p *part) lay(payload []byte, millis uint32) {
+	c, w := p.run.call, p.run.call.RowWidth
+	f := layCall(payload, p.run.program.number, millis, p.rows, len(p.pairs), w)
+	row, last := int32(-1), int32(-1)
+	for i, pair := range p.pairs {
+		if from := c.source(pair); from != last {
+			row, last = row+1, from
+			copy(f.rows[int(row)*w:], c.Rows[int(from)*w:int(from+1)*w])
+		}
+		f.row[i], f.expert[i] = row, c.IDs[pair]
+	}
+}
+
+// fill writes an answer into Call.Out, if all of it is good.
+func (p *part) fill(payload []byte) error {
+	c := p.run.call
+	w := 4 * c.OutWidth
+	if want := len(p.pairs) * w; len(payload) != want {
+		return fmt.Errorf("answer of %d bytes, want %d", len(payload), want)
+	}
+	if !finite(payload) {
+		return fmt.Errorf("answer with numbers that are not finite")
+	}
+	out := float32s(payload)
+	for i, pair := range p.pairs {
+		copy(c.Out[int(pair)*c.OutWidth:][:c.OutWidth], out[i*c.OutWidth:])
+	}
+	return nil
+}
+
+// finish ends a part that session.take claimed and locked, and wakes its run if that was
+// waiting for it.
+func (p *part) finish(err error) {
+	r := p.run
+	p.err = err
+	last := r.left.Add(-1) == 0
+	p.done.Store(true)
+	p.mu.Unlock()
+	if last || err != nil {
+		r.wake()
+	}
+}
+
+// revoke takes an unanswered part back. It returns false if the answer came first; then the
+// part is done.
+func (p *part) revoke() bool {
+	s := p.s
+	s.mu.Lock()
+	waiting := s.calls[p.id] == p
+	if waiting {
+		s.forgetLocked(p)
+	}
+	s.mu.Unlock()
+	if !waiting {
+		p.mu.Lock() // wait for the reader to finish with Call.Out
+		p.mu.Unlock()
+		return false
+	}
+	p.run.left.Add(-1)
+	s.post(outFrame{typ: frameCancel, id: p.id})
+	return true
+}
+
+// abandon fails all calls of a session that ended.
+func (s *session) abandon(err error) {
+	s.mu.Lock()
+	s.ended = err
+	var open []*part
+	for _, p := range s.calls {
+		open = append(open, p)
+		p.mu.Lock()
+	}
+	for _, p := range open {
+		s.forgetLocked(p)
+	}
+	s.mu.Unlock()
+	for _, p := range open {
+		p.finish(fmt.Errorf("session ended: %w", err))
+	}
+}
+
+// finite says whether none of the float32 in b is infinite or not a number, that is, has all
+// exponent bits set. Adding one to such an exponent carries into the sign's place, which the
+// mask has cleared; two numbers are tested per word.
+func finite(b []byte) bool {
+	const (
+		exponents = 0x7f800000_7f800000
+		one       = 0x00800000_00800000
+		carry     = 0x80000000_80000000
+	)
+	le := binary.LittleEndian
+	var bad uint64
+	for ; len(b) >= 32; b = b[32:] {
+		bad |= le.Uint64(b)&exponents + one
+		bad |= le.Uint64(b[8:])&exponents + one
+		bad |= le.Uint64(b[16:])&exponents + one
+		bad |= le.Uint64(b[24:])&exponents + one
+	}
+	for ; len(b) >= 4; b = b[4:] {
+		bad |= uint64(le.Uint32(b))&exponents + one
+	}
+	return bad&carry == 0
+}

@@ -1,0 +1,391 @@
+package experts
+
+// The wire format of /kvasir/<net>/experts/1, version 1.
+//
+// Frames are those of package p2p: a 16-byte header (payload length, type, flags, request id)
+// and a payload. Flags are 0. Integers and floats are little-endian. A payload has exactly the
+// length that its fields say: trailing bytes are refused, and so is a length above MaxFrame,
+// before anything is allocated for it.
+//
+//	type        from        id        payload
+//	1 OFFER     worker      0         CBOR, first frame of a session
+//	2 WANT      dispatcher  0         CBOR, answers OFFER
+//	3 PROGRAM   dispatcher  request   number u32, layer u32, program bytes (1 to MaxProgram)
+//	4 RESULT    worker      request   row width u32, out width u32; answers PROGRAM
+//	5 CALL      dispatcher  request   see below
+//	6 REPLY     worker      request   out rows, one per pair, in the order of the pairs
+//	7 ERROR     worker      request   code u16, zero u16, UTF-8 text (up to maxText bytes);
+//	                                  answers PROGRAM or CALL. Id 0: the session ends
+//	8 CANCEL    dispatcher  request   empty; the call need not be answered
+//	9 PING      dispatcher  any       empty
+//	10 PONG     worker      of PING   empty
+//	11 GOAWAY   worker      0         empty; send no more, what was sent is answered
+//
+// The dispatcher uses a request id once per session. It chooses the number of a program, below
+// MaxPrograms, which names that program for the rest of the session.
+//
+//	CALL    0  program number u32
+//	        4  precision u8 (of rows and reply), zero u8, zero u16
+//	        8  deadline u32, milliseconds from arrival, not 0
+//	       12  rows u32
+//	       16  pairs u32
+//	       20  row width u32, elements
+//	       24  row index of each pair, u32
+//	           global expert id of each pair, u32
+//	           rows, raw
+//
+// OFFER and WANT are deterministic CBOR maps with integer keys; decoding refuses any other
+// encoding of the same value, unknown keys and keys given twice.
+//
+//	OFFER  1 wire version, 2 model id, 3 slices [[first layer, end, first expert, end]…],
+//	       4 most rows per call, 5 most pairs per call, 6 calls outstanding per session,
+//	       7 precisions
+//	WANT   1 wire version, 2 model id, 3 precision
+//
+// Both sides compare the model ids; where they differ both end the session.
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"unicode/utf8"
+	"unsafe"
+
+	"github.com/fxamacker/cbor/v2"
+)
+
+const (
+	wireVersion = 1
+
+	// MaxFrame bounds the payload of every frame, in bytes. Larger calls travel in pieces.
+	MaxFrame = 8 << 20
+	// MaxProgram bounds an encoded expert program, in bytes.
+	MaxProgram = 64 << 10
+	// MaxPrograms bounds the program numbers of one session.
+	MaxPrograms = 4096
+	// MaxWidth bounds the elements of a row.
+	MaxWidth = 1 << 18
+
+	maxText    = 1 << 10
+	maxSlices  = 4096
+	maxModelID = 128
+	maxControl = 1 << 17 // payload of OFFER and WANT
+	maxCount   = 1 << 20 // rows, pairs, layers, experts, outstanding calls
+	callHead   = 24
+)
+
+const (
+	frameOffer uint8 = 1 + iota
+	frameWant
+	frameProgram
+	frameResult
+	frameCall
+	frameReply
+	frameError
+	frameCancel
+	framePing
+	framePong
+	frameGoAway
+)
+
+// Precision is the element type of rows on the wire.
+type Precision uint8
+
+// F32 is exact and the only precision of version 1; 2 to 4 are kept for f16, bf16 and q8.
+const F32 Precision = 1
+
+// ModelID names a model by the hash over its manifest, as text.
+type ModelID string
+
+// Slice is a range of layers and experts that a worker serves: [FirstLayer, EndLayer) and, in
+// each of these layers, the experts [FirstExpert, EndExpert).
+type Slice struct {
+	_                      struct{} `cbor:",toarray"`
+	FirstLayer, EndLayer   int
+	FirstExpert, EndExpert int
+}
+
+func (s Slice) valid() bool {
+	return 0 <= s.FirstLayer && s.FirstLayer < s.EndLayer && s.EndLayer <= maxCount &&
+		0 <= s.FirstExpert && s.FirstExpert < s.EndExpert && s.EndExpert <= maxCount
+}
+
+func (s Slice) holds(layer int, expert int32) bool {
+	return s.FirstLayer <= layer && layer < s.EndLayer &&
+		s.FirstExpert <= int(expert) && int(expert) < s.EndExpert
+}
+
+// offer is what a worker serves and how much of it at once.
+type offer struct {
+	Version    uint        `cbor:"1,keyasint"`
+	Model      ModelID     `cbor:"2,keyasint"`
+	Slices     []Slice     `cbor:"3,keyasint"`
+	MaxRows    int         `cbor:"4,keyasint"`
+	MaxPairs   int         `cbor:"5,keyasint"`
+	Queue      int         `cbor:"6,keyasint"`
+	Precisions []Precision `cbor:"7,keyasint"`
+}
+
+// want is what the dispatcher came for.
+type want struct {
+	Version   uint      `cbor:"1,keyasint"`
+	Model     ModelID   `cbor:"2,keyasint"`
+	Precision Precision `cbor:"3,keyasint"`
+}
+
+var (
+	controlEnc = mustMode(cbor.CoreDetEncOptions().EncMode())
+	controlDec = mustMode(cbor.DecOptions{
+		DupMapKey:         cbor.DupMapKeyEnforcedAPF,
+		IndefLength:       cbor.IndefLengthForbidden,
+		TagsMd:            cbor.TagsForbidden,
+		ExtraReturnErrors: cbor.ExtraDecErrorUnknownField,
+		MaxNestedLevels:   4,
+		MaxArrayElements:  maxSlices,
+		MaxMapPairs:       16,
+	}.DecMode())
+)
+
+func mustMode[M any](mode M, err error) M {
+	if err != nil {
+		panic(err) // constant options: wrong for every input or for none
+	}
+	return mode
+}
+
+// decodeControl decodes deterministic CBOR into v and refuses any other encoding.
+func decodeControl(payload []byte, v any) error {
+	if len(payload) > maxControl {
+		return fmt.Errorf("%d bytes of control record, at most %d", len(payload), maxControl)
+	}
+	if err := controlDec.Unmarshal(payload, v); err != nil {
+		return err
+	}
+	if again, err := controlEnc.Marshal(v); err != nil || !bytes.Equal(again, payload) {
+		return errors.New("control record is not in its deterministic encoding")
+	}
+	return nil
+}
+
+func (id ModelID) validate() error {
+	if id == "" || len(id) > maxModelID || !utf8.ValidString(string(id)) {
+		return fmt.Errorf("model id %.32q: want 1 to %d bytes of text", string(id), maxModelID)
+	}
+	return nil
+}
+
+func decodeOffer(payload []byte) (o offer, err error) {
+	if err := decodeControl(payload, &o); err != nil {
+		return o, fmt.Errorf("offer: %w", err)
+	}
+	if o.Version != wireVersion {
+		return o, fmt.Errorf("offer: wire version %d, this side speaks %d", o.Version, wireVersion)
+	}
+	if err := o.validate(); err != nil {
+		return o, fmt.Errorf("offer: %w", err)
+	}
+	return o, nil
+}
+
+func (o *offer) validate() error {
+	if err := o.Model.validate(); err != nil {
+		return err
+	}
+	if len(o.Slices) == 0 || len(o.Slices) > maxSlices {
+		return fmt.Errorf("%d slices, want 1 to %d", len(o.Slices), maxSlices)
+	}
+	for _, s := range o.Slices {
+		if !s.valid() {
+			return fmt.Errorf("slice of layers [%d, %d), experts [%d, %d) is empty or out of bounds",
+				s.FirstLayer, s.EndLayer, s.FirstExpert, s.EndExpert)
+		}
+	}
+	for _, n := range []struct {
+		name  string
+		value int
+	}{{"rows per call", o.MaxRows}, {"pairs per call", o.MaxPairs}, {"outstanding calls", o.Queue}} {
+		if n.value < 1 || n.value > maxCount {
+			return fmt.Errorf("%s is %d, want 1 to %d", n.name, n.value, maxCount)
+		}
+	}
+	if !bytes.Contains(precisionBytes(o.Precisions), []byte{byte(F32)}) {
+		return errors.New("f32 is not among the precisions")
+	}
+	return nil
+}
+
+func precisionBytes(p []Precision) []byte {
+	b := make([]byte, len(p))
+	for i, v := range p {
+		b[i] = byte(v)
+	}
+	return b
+}
+
+func decodeWant(payload []byte) (w want, err error) {
+	if err := decodeControl(payload, &w); err != nil {
+		return w, fmt.Errorf("want: %w", err)
+	}
+	if w.Version != wireVersion {
+		return w, fmt.Errorf("want: wire version %d, this side speaks %d", w.Version, wireVersion)
+	}
+	if err := w.Model.validate(); err != nil {
+		return w, fmt.Errorf("want: %w", err)
+	}
+	if w.Precision != F32 {
+		return w, fmt.Errorf("want: precision %d is not offered", w.Precision)
+	}
+	return w, nil
+}
+
+func putProgram(dst []byte, number uint32, layer int, program []byte) []byte {
+	dst = binary.LittleEndian.AppendUint32(dst, number)
+	dst = binary.LittleEndian.AppendUint32(dst, uint32(layer))
+	return append(dst, program...)
+}
+
+func decodeProgram(payload []byte) (number uint32, layer int, program []byte, err error) {
+	if len(payload) <= 8 || len(payload) > 8+MaxProgram {
+		return 0, 0, nil, fmt.Errorf("program frame of %d bytes, want 9 to %d", len(payload), 8+MaxProgram)
+	}
+	number = binary.LittleEndian.Uint32(payload)
+	l := binary.LittleEndian.Uint32(payload[4:])
+	if number >= MaxPrograms {
+		return 0, 0, nil, fmt.Errorf("program number %d, at most %d", number, MaxPrograms-1)
+	}
+	if l >= maxCount {
+		return 0, 0, nil, fmt.Errorf("program for layer %d, at most %d", l, maxCount-1)
+	}
+	return number, int(l), payload[8:], nil
+}
+
+func putResult(dst []byte, rowWidth, outWidth int) []byte {
+	dst = binary.LittleEndian.AppendUint32(dst, uint32(rowWidth))
+	return binary.LittleEndian.AppendUint32(dst, uint32(outWidth))
+}
+
+func decodeResult(payload []byte) (rowWidth, outWidth int, err error) {
+	if len(payload) != 8 {
+		return 0, 0, fmt.Errorf("program result of %d bytes, want 8", len(payload))
+	}
+	r, o := binary.LittleEndian.Uint32(payload), binary.LittleEndian.Uint32(payload[4:])
+	if r == 0 || o == 0 || r > MaxWidth || o > MaxWidth {
+		return 0, 0, fmt.Errorf("program result with widths %d and %d, want 1 to %d", r, o, MaxWidth)
+	}
+	return int(r), int(o), nil
+}
+
+func putError(dst []byte, code Code, text string) []byte {
+	text = text[:min(len(text), maxText)]
+	for !utf8.ValidString(text) && len(text) > 0 { // cut inside a rune
+		text = text[:len(text)-1]
+	}
+	dst = binary.LittleEndian.AppendUint16(dst, uint16(code))
+	return append(append(dst, 0, 0), text...)
+}
+
+func decodeError(payload []byte) (*RemoteError, error) {
+	if len(payload) < 4 || len(payload) > 4+maxText {
+		return nil, fmt.Errorf("error frame of %d bytes, want 4 to %d", len(payload), 4+maxText)
+	}
+	code := Code(binary.LittleEndian.Uint16(payload))
+	if payload[2]|payload[3] != 0 || code == 0 || code > lastCode || !utf8.Valid(payload[4:]) {
+		return nil, fmt.Errorf("error frame with code %d is malformed", code)
+	}
+	return &RemoteError{Code: code, Text: string(payload[4:])}, nil
+}
+
+// callFrame is a CALL; its slices are views of the payload that it was laid out in.
+type callFrame struct {
+	program     uint32
+	deadline    uint32 // milliseconds
+	width       int
+	row, expert []int32
+	rows        []float32
+}
+
+// callSize is the payload length of a call.
+func callSize(rows, pairs, width int) int { return callHead + 8*pairs + 4*rows*width }
+
+// layCall writes the header of a call into payload, which has the size that callSize says, and
+// returns views of the rest, to be filled.
+func layCall(payload []byte, program, deadline uint32, rows, pairs, width int) callFrame {
+	le := binary.LittleEndian
+	le.PutUint32(payload, program)
+	le.PutUint32(payload[4:], uint32(F32))
+	le.PutUint32(payload[8:], deadline)
+	le.PutUint32(payload[12:], uint32(rows))
+	le.PutUint32(payload[16:], uint32(pairs))
+	le.PutUint32(payload[20:], uint32(width))
+	return viewCall(payload, program, deadline, pairs, width)
+}
+
+func viewCall(payload []byte, program, deadline uint32, pairs, width int) callFrame {
+	ids := int32s(payload[callHead : callHead+8*pairs])
+	return callFrame{
+		program: program, deadline: deadline, width: width,
+		row: ids[:pairs:pairs], expert: ids[pairs:],
+		rows: float32s(payload[callHead+8*pairs:]),
+	}
+}
+
+// decodeCall checks a call against the limits of the receiver and returns views of payload.
+// Expert ids are only known to be in [0, maxCount).
+func decodeCall(payload []byte, maxRows, maxPairs int) (c callFrame, err error) {
+	if len(payload) < callHead {
+		return c, fmt.Errorf("call of %d bytes, want at least %d", len(payload), callHead)
+	}
+	le := binary.LittleEndian
+	if p := le.Uint32(payload[4:]); p != uint32(F32) {
+		return c, fmt.Errorf("call with precision word %#x, want %#x", p, F32)
+	}
+	program, deadline := le.Uint32(payload), le.Uint32(payload[8:])
+	rows, pairs, width := le.Uint32(payload[12:]), le.Uint32(payload[16:]), le.Uint32(payload[20:])
+	switch {
+	case program >= MaxPrograms:
+		return c, fmt.Errorf("call of program %d, at most %d", program, MaxPrograms-1)
+	case deadline == 0:
+		return c, errors.New("call without a deadline")
+	case rows == 0 || uint64(rows) > uint64(maxRows):
+		return c, fmt.Errorf("call with %d rows, want 1 to %d", rows, maxRows)
+	case pairs == 0 || uint64(pairs) > uint64(maxPairs):
+		return c, fmt.Errorf("call with %d pairs, want 1 to %d", pairs, maxPairs)
+	case width == 0 || width > MaxWidth:
+		return c, fmt.Errorf("call with rows of %d, want 1 to %d", width, MaxWidth)
+	}
+	// No overflow: each factor is at most 2^20.
+	if want := callHead + 8*int64(pairs) + 4*int64(rows)*int64(width); int64(len(payload)) != want {
+		return c, fmt.Errorf("call of %d bytes, its counts say %d", len(payload), want)
+	}
+	c = viewCall(payload, program, deadline, int(pairs), int(width))
+	for i, r := range c.row {
+		if uint32(r) >= rows {
+			return c, fmt.Errorf("pair %d names row %d of %d", i, uint32(r), rows)
+		}
+		if uint32(c.expert[i]) >= maxCount {
+			return c, fmt.Errorf("pair %d names expert %d, at most %d", i, uint32(c.expert[i]), maxCount-1)
+		}
+	}
+	return c, nil
+}
+
+// hostIsLittleEndian is what lets the wire's bytes be used in place as numbers.
+var hostIsLittleEndian = binary.NativeEndian.Uint16([]byte{1, 0}) == 1
+
+var errBigEndian = errors.New("experts: activations are exchanged in place, which needs a little-endian machine")
+
+// float32s views b, whose length is a multiple of 4 and whose address is aligned, as numbers.
+func float32s(b []byte) []float32 {
+	if len(b) == 0 {
+		return nil
+	}
+	return unsafe.Slice((*float32)(unsafe.Pointer(&b[0])), len(b)/4)
+}
+
+func int32s(b []byte) []int32 {
+	if len(b) == 0 {
+		return nil
+	}
+	return unsafe.Slice((*int32)(unsafe.Pointer(&b[0])), len(b)/4)
+}

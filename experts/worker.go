@@ -1,0 +1,324 @@
+package experts
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// Kernel computes experts. Its user makes one call at a time.
+type Kernel interface {
+	// SetProgram checks an encoded program against the weights of a layer and returns a number
+	// for it and the elements of its input and output rows. The error names what does not fit.
+	// The program's bytes are only valid during the call.
+	SetProgram(layer int, program []byte) (prog int, rowWidth, outWidth int, err error)
+	// Compute sets out[i] = f_expert[i](rows[row[i]]) for every i. Expert ids are global. The
+	// slices are only valid during the call.
+	Compute(prog int, rows []float32, row, expert []int32, out []float32) error
+}
+
+// WorkerConfig configures a Worker. Zero fields but the first three have the default stated.
+type WorkerConfig struct {
+	Model  ModelID
+	Kernel Kernel
+	Slices []Slice // what Kernel holds
+
+	MaxRows      int // rows per call: 4096
+	MaxPairs     int // pairs per call: 4096
+	SessionQueue int // calls of one session that are not answered yet: 64
+	Queue        int // calls of all sessions that wait: 256
+	QueueBytes   int // bytes of these and of their replies: 256 MiB
+	BatchPairs   int // pairs computed together: 4096
+	MaxSessions  int // 256
+
+	Handshake time.Duration // for OFFER and WANT: 10 s
+	Idle      time.Duration // a session silent for so long is closed: 15 s
+	Drain     time.Duration // Close waits for sessions to end by themselves: 2 s
+
+	Logger *slog.Logger // nil: none
+}
+
+func (c *WorkerConfig) validate() error {
+	if !hostIsLittleEndian {
+		return errBigEndian
+	}
+	if c.Kernel == nil {
+		return errors.New("experts: worker without a kernel")
+	}
+	defaults(&c.MaxRows, 4096)
+	defaults(&c.MaxPairs, 4096)
+	defaults(&c.SessionQueue, 64)
+	defaults(&c.Queue, 256)
+	defaults(&c.QueueBytes, 256<<20)
+	defaults(&c.BatchPairs, 4096)
+	defaults(&c.MaxSessions, 256)
+	defaults(&c.Handshake, 10*time.Second)
+	defaults(&c.Idle, 15*time.Second)
+	defaults(&c.Drain, 2*time.Second)
+	if c.Logger == nil {
+		c.Logger = slog.New(slog.DiscardHandler)
+	}
+	o := c.offer()
+	if err := o.validate(); err != nil {
+		return fmt.Errorf("experts: worker: %w", err)
+	}
+	return nil
+}
+
+func defaults[T int | time.Duration](field *T, value T) {
+	if *field == 0 {
+		*field = value
+	}
+}
+
+func (c *WorkerConfig) offer() offer {
+	return offer{
+		Version: wireVersion, Model: c.Model, Slices: c.Slices, MaxRows: c.MaxRows,
+		MaxPairs: c.MaxPairs, Queue: c.SessionQueue, Precisions: []Precision{F32},
+	}
+}
+
+// Worker serves the experts of its Kernel to any number of sessions.
+type Worker struct {
+	cfg   WorkerConfig
+	hello []byte // encoded offer
+	layer int    // rows[0] counts this layer
+	rows  []atomic.Uint64
+	count struct{ calls, batches, busy, expired, refused atomic.Uint64 }
+
+	kernel   sync.Mutex // guards cfg.Kernel, programs, scratch
+	programs map[string]*workerProgram
+	scratch  batchScratch
+
+	mu       sync.Mutex // guards the rest
+	sessions map[*workerSession]struct{}
+	queue    []*job // oldest first
+	bytes    int    // of queue, with replies
+	draining bool
+
+	waiting atomic.Int32  // len(queue)
+	kick    chan struct{} // queue is not empty, or done is closed; capacity 1
+	done    chan struct{}
+	serving sync.WaitGroup // calls of Serve
+	loops   sync.WaitGroup // combiner and janitor
+}
+
+// workerProgram is a program that the kernel accepted.
+type workerProgram struct {
+	kernel             int // the kernel's number for it
+	layer              int
+	rowWidth, outWidth int
+	experts            [][2]int // ranges served in its layer
+}
+
+func (p *workerProgram) holds(expert int32) bool {
+	for _, r := range p.experts {
+		if r[0] <= int(expert) && int(expert) < r[1] {
+			return true
+		}
+	}
+	return false
+}
+
+// NewWorker returns a worker that serves until Close.
+func NewWorker(cfg WorkerConfig) (*Worker, error) {
+	cfg.Slices = slices.Clone(cfg.Slices)
+	if err := cfg.validate(); err != nil {
+		return nil, err
+	}
+	hello, err := controlEnc.Marshal(cfg.offer())
+	if err != nil {
+		return nil, err
+	}
+	w := &Worker{
+		cfg: cfg, hello: hello, layer: maxCount,
+		programs: map[string]*workerProgram{},
+		sessions: map[*workerSession]struct{}{},
+		kick:     make(chan struct{}, 1), done: make(chan struct{}),
+	}
+	end := 0
+	for _, s := range cfg.Slices {
+		w.layer, end = min(w.layer, s.FirstLayer), max(end, s.EndLayer)
+	}
+	w.rows = make([]atomic.Uint64, end-w.layer)
+	w.loops.Go(w.combine)
+	w.loops.Go(w.watch)
+	return w, nil
+}
+
+// Serve runs one session over conn, which it closes, until the dispatcher leaves, ctx ends or
+// the worker is closed (nil), or something is wrong (the error says what).
+func (w *Worker) Serve(ctx context.Context, conn net.Conn) error {
+	s := &workerSession{link: newLink(conn), w: w}
+	if err := w.enter(s); err != nil {
+		conn.Close()
+		return err
+	}
+	defer w.serving.Done()
+	defer w.leave(s)
+	stop := context.AfterFunc(ctx, func() { conn.Close() })
+	defer stop()
+	err := s.run()
+	if quiet(err) || ctx.Err() != nil || w.isDraining() {
+		return nil
+	}
+	return err
+}
+
+func (w *Worker) enter(s *workerSession) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.draining {
+		return ErrClosed
+	}
+	if len(w.sessions) >= w.cfg.MaxSessions {
+		return fmt.Errorf("experts: %d sessions are open already; raise the limit to serve more", w.cfg.MaxSessions)
+	}
+	w.sessions[s] = struct{}{}
+	w.serving.Add(1)
+	return nil
+}
+
+func (w *Worker) leave(s *workerSession) {
+	s.stopWriter()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	delete(w.sessions, s)
+	w.removeLocked(func(j *job) bool { return j.session == s })
+}
+
+func (w *Worker) isDraining() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.draining
+}
+
+// watch closes sessions that were silent for the idle time.
+func (w *Worker) watch() {
+	const checks = 3 // per idle time
+	tick := time.NewTicker(max(w.cfg.Idle/checks, time.Millisecond))
+	defer tick.Stop()
+	for {
+		select {
+		case <-w.done:
+			return
+		case <-tick.C:
+		}
+		w.mu.Lock()
+		for s := range w.sessions {
+			if s.heard.Swap(false) {
+				s.silent = 0
+			} else if s.silent++; s.silent > checks {
+				s.conn.Close()
+			}
+		}
+		w.mu.Unlock()
+	}
+}
+
+// Close tells the dispatchers to go elsewhere, answers what they have sent, waits for them to
+// leave, at most as long as the configuration says, and ends what is left.
+func (w *Worker) Close() error {
+	w.mu.Lock()
+	if !w.draining {
+		w.draining = true
+		for s := range w.sessions {
+			s.post(outFrame{typ: frameGoAway})
+		}
+		go w.drain()
+	}
+	w.mu.Unlock()
+	w.loops.Wait()
+	return nil
+}
+
+func (w *Worker) drain() {
+	left := make(chan struct{})
+	go func() {
+		w.serving.Wait()
+		close(left)
+	}()
+	select {
+	case <-left:
+	case <-time.After(w.cfg.Drain):
+		w.mu.Lock()
+		for s := range w.sessions {
+			s.conn.Close()
+		}
+		w.mu.Unlock()
+		<-left
+	}
+	close(w.done)
+	w.wake()
+}
+
+// LayerRows is the number of rows (pairs) computed in a layer.
+type LayerRows struct {
+	Layer int
+	Rows  uint64
+}
+
+// WorkerStats counts since the worker was made.
+type WorkerStats struct {
+	Sessions int         // open now
+	Waiting  int         // calls in the queue now
+	Calls    uint64      // answered with rows
+	Batches  uint64      // kernel calls for them
+	Busy     uint64      // refused because a queue was full
+	Expired  uint64      // too late when their turn came
+	Refused  uint64      // refused for any other reason
+	Rows     []LayerRows // layers with at least one row, ascending
+}
+
+// Stats returns the counters of the worker.
+func (w *Worker) Stats() WorkerStats {
+	w.mu.Lock()
+	s := WorkerStats{Sessions: len(w.sessions), Waiting: len(w.queue)}
+	w.mu.Unlock()
+	s.Calls, s.Batches = w.count.calls.Load(), w.count.batches.Load()
+	s.Busy, s.Expired, s.Refused = w.count.busy.Load(), w.count.expired.Load(), w.count.refused.Load()
+	for i := range w.rows {
+		if n := w.rows[i].Load(); n > 0 {
+			s.Rows = append(s.Rows, LayerRows{w.layer + i, n})
+		}
+	}
+	return s
+}
+
+// program returns the kernel's program for a layer, asking the kernel the first time.
+func (w *Worker) program(layer int, program []byte) (*workerProgram, *RemoteError) {
+	p := &workerProgram{layer: layer}
+	for _, s := range w.cfg.Slices {
+		if s.FirstLayer <= layer && layer < s.EndLayer {
+			p.experts = append(p.experts, [2]int{s.FirstExpert, s.EndExpert})
+		}
+	}
+	if len(p.experts) == 0 {
+		return nil, &RemoteError{CodeExpert, fmt.Sprintf("layer %d is not served here", layer)}
+	}
+	key := fmt.Sprintf("%d %s", layer, program)
+	w.kernel.Lock()
+	defer w.kernel.Unlock()
+	if known := w.programs[key]; known != nil {
+		return known, nil
+	}
+	if len(w.programs) >= MaxPrograms {
+		return nil, &RemoteError{CodeLimit, fmt.Sprintf("%d programs are known already", MaxPrograms)}
+	}
+	var err error
+	p.kernel, p.rowWidth, p.outWidth, err = w.cfg.Kernel.SetProgram(layer, program)
+	if err == nil && (min(p.rowWidth, p.outWidth) < 1 || max(p.rowWidth, p.outWidth) > MaxWidth) {
+		err = fmt.Errorf("rows of %d and %d elements, want 1 to %d", p.rowWidth, p.outWidth, MaxWidth)
+	}
+	if err != nil {
+		return nil, &RemoteError{CodeProgram, fmt.Sprintf("layer %d: %v", layer, err)}
+	}
+	w.programs[key] = p
+	return p, nil
+}

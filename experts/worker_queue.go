@@ -1,0 +1,211 @@
+package experts
+
+import (
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+)
+
+// job is a call in the queue. Jobs are pooled with their payload.
+type job struct {
+	session *workerSession
+	id      uint64
+	program *workerProgram
+	payload []byte
+	call    callFrame // views of payload
+	expires time.Time
+	reply   *buffer // made when computed
+}
+
+var jobs = sync.Pool{New: func() any { return new(job) }}
+
+func (j *job) release() {
+	*j = job{payload: j.payload}
+	jobs.Put(j)
+}
+
+// bytes is what a job costs the queue.
+func (j *job) bytes() int { return len(j.payload) + 4*len(j.call.row)*j.program.outWidth }
+
+// batchScratch gathers the calls that are computed together.
+type batchScratch struct {
+	jobs        []*job
+	late        []*job // taken from the queue after their deadline
+	row, expert []int32
+	rows, out   []float32
+}
+
+// enqueue copies a checked call into the queue, or says why it is not taken.
+func (w *Worker) enqueue(s *workerSession, id uint64, p *workerProgram, payload []byte) *RemoteError {
+	if s.jobs.Load() >= int32(w.cfg.SessionQueue) {
+		return &RemoteError{CodeBusy, fmt.Sprintf("%d calls of this session wait", w.cfg.SessionQueue)}
+	}
+	j := jobs.Get().(*job)
+	j.session, j.id, j.program = s, id, p
+	j.payload = append(j.payload[:0], payload...)
+	j.call, _ = decodeCall(j.payload, w.cfg.MaxRows, w.cfg.MaxPairs) // checked before
+	j.expires = time.Now().Add(time.Duration(j.call.deadline) * time.Millisecond)
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	var refused *RemoteError
+	switch {
+	case w.draining:
+		refused = &RemoteError{CodeClosing, "the worker is stopping"}
+	case len(w.queue) >= w.cfg.Queue:
+		refused = &RemoteError{CodeBusy, fmt.Sprintf("%d calls wait", len(w.queue))}
+	case w.bytes+j.bytes() > w.cfg.QueueBytes:
+		refused = &RemoteError{CodeBusy, fmt.Sprintf("%d bytes wait", w.bytes)}
+	}
+	if refused != nil {
+		j.release()
+		return refused
+	}
+	s.jobs.Add(1)
+	w.bytes += j.bytes()
+	w.queue = append(w.queue, j)
+	w.waiting.Store(int32(len(w.queue)))
+	w.wake()
+	return nil
+}
+
+func (w *Worker) wake() {
+	select {
+	case w.kick <- struct{}{}:
+	default:
+	}
+}
+
+// removeLocked takes jobs out of the queue for good.
+func (w *Worker) removeLocked(match func(*job) bool) {
+	w.queue = slices.DeleteFunc(w.queue, func(j *job) bool {
+		if !match(j) {
+			return false
+		}
+		w.bytes -= j.bytes()
+		j.session.jobs.Add(-1)
+		j.release()
+		return true
+	})
+	w.waiting.Store(int32(len(w.queue)))
+}
+
+func (w *Worker) cancel(s *workerSession, id uint64) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.removeLocked(func(j *job) bool { return j.session == s && j.id == id })
+}
+
+// combine computes what waits, whatever waits for the same program together, until Close.
+func (w *Worker) combine() {
+	for range w.kick {
+		for w.waiting.Load() > 0 {
+			w.kernel.Lock()
+			w.take(time.Now())
+			err := w.compute()
+			w.kernel.Unlock()
+			w.answer(err)
+		}
+		select {
+		case <-w.done:
+			return
+		default:
+		}
+	}
+}
+
+// take moves the oldest call and those with the same program from the queue to the scratch,
+// up to the pairs of a batch, and those that are late with them.
+func (w *Worker) take(now time.Time) {
+	b := &w.scratch
+	b.jobs, b.late = b.jobs[:0], b.late[:0]
+	pairs := 0
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.queue = slices.DeleteFunc(w.queue, func(j *job) bool {
+		switch {
+		case now.After(j.expires):
+			b.late = append(b.late, j)
+		case len(b.jobs) == 0 ||
+			j.program == b.jobs[0].program && pairs+len(j.call.row) <= w.cfg.BatchPairs:
+			b.jobs = append(b.jobs, j)
+			pairs += len(j.call.row)
+		default:
+			return false
+		}
+		w.bytes -= j.bytes()
+		return true
+	})
+	w.waiting.Store(int32(len(w.queue)))
+}
+
+// compute runs the kernel over the scratch and leaves each job its reply.
+func (w *Worker) compute() error {
+	b := &w.scratch
+	if len(b.jobs) == 0 {
+		return nil
+	}
+	p := b.jobs[0].program
+	for _, j := range b.jobs {
+		j.reply = getBuffer(4 * len(j.call.row) * p.outWidth)
+	}
+	if len(b.jobs) == 1 {
+		c := &b.jobs[0].call
+		return w.cfg.Kernel.Compute(p.kernel, c.rows, c.row, c.expert, float32s(b.jobs[0].reply.b))
+	}
+	b.rows, b.row, b.expert = b.rows[:0], b.row[:0], b.expert[:0]
+	for _, j := range b.jobs {
+		first := int32(len(b.rows) / p.rowWidth)
+		b.rows = append(b.rows, j.call.rows...)
+		b.expert = append(b.expert, j.call.expert...)
+		for _, r := range j.call.row {
+			b.row = append(b.row, first+r)
+		}
+	}
+	b.out = slices.Grow(b.out[:0], len(b.row)*p.outWidth)[:len(b.row)*p.outWidth]
+	if err := w.cfg.Kernel.Compute(p.kernel, b.rows, b.row, b.expert, b.out); err != nil {
+		return err
+	}
+	out := b.out
+	for _, j := range b.jobs {
+		n := copy(float32s(j.reply.b), out)
+		out = out[n:]
+	}
+	return nil
+}
+
+// answer leaves the replies of the scratch, which the combiner alone uses, to the writers.
+func (w *Worker) answer(err error) {
+	b := &w.scratch
+	for _, j := range b.late {
+		w.count.expired.Add(1)
+		j.fail(&RemoteError{CodeExpired, fmt.Sprintf("not computed within %d ms", j.call.deadline)})
+	}
+	for _, j := range b.jobs {
+		if err != nil {
+			w.count.refused.Add(1)
+			buffers.Put(j.reply)
+			j.fail(&RemoteError{CodeKernel, err.Error()})
+			continue
+		}
+		w.counted(j.program, len(j.call.row))
+		j.session.post(outFrame{typ: frameReply, id: j.id, pooled: j.reply})
+		j.release()
+	}
+	if len(b.jobs) > 0 && err == nil {
+		w.count.batches.Add(1)
+	}
+	clear(b.jobs)
+	clear(b.late)
+}
+
+func (j *job) fail(e *RemoteError) {
+	j.session.post(outFrame{typ: frameError, id: j.id, payload: putError(nil, e.Code, e.Text)})
+	j.release()
+}
+
+// counted records a call that was computed.
+func (w *Worker) counted(p *workerProgram, pairs int) {
+	w.count.calls.Add(1)
+	w.rows[p.layer-w.layer].Add(uint64(pairs))
+}

@@ -1,0 +1,179 @@
+package experts
+
+import (
+	"fmt"
+	"sync/atomic"
+	"time"
+
+	"kvasird/p2p"
+)
+
+// inlinePairs bounds the calls that the reader of a session computes itself. Larger ones go
+// through the queue, so that heartbeats are answered while they are computed.
+const inlinePairs = 64
+
+// workerSession is one dispatcher's session. Its methods belong to the reader goroutine.
+type workerSession struct {
+	*link
+	w        *Worker
+	programs []*workerProgram // by the dispatcher's number; nil: not set
+	jobs     atomic.Int32     // calls in the queue, being computed, or with a reply to write
+	silent   int              // checks without a frame; guarded by Worker.mu
+}
+
+// run greets the dispatcher and serves it until the connection ends.
+func (s *workerSession) run() error {
+	if err := s.handshake(); err != nil {
+		return s.refuse(err)
+	}
+	s.startWriter(func(typ uint8) {
+		if typ == frameReply || typ == frameError {
+			s.jobs.Add(-1)
+		}
+	})
+	for {
+		f, err := s.next()
+		if err == nil {
+			err = s.handle(f)
+		}
+		if err != nil {
+			return s.refuse(err)
+		}
+	}
+}
+
+func (s *workerSession) handshake() error {
+	s.conn.SetDeadline(time.Now().Add(s.w.cfg.Handshake))
+	if err := s.write(frameOffer, 0, s.w.hello); err != nil {
+		return fmt.Errorf("offer: %w", err)
+	}
+	f, err := s.next()
+	if err != nil {
+		return fmt.Errorf("answer to the offer: %w", err)
+	}
+	if f.Type != frameWant || f.ID != 0 {
+		return violation(fmt.Errorf("frame of type %d answers the offer", f.Type))
+	}
+	want, err := decodeWant(f.Payload)
+	if err != nil {
+		return violation(err)
+	}
+	if want.Model != s.w.cfg.Model {
+		return &WrongModelError{Offered: s.w.cfg.Model, Wanted: want.Model}
+	}
+	return s.conn.SetDeadline(time.Time{})
+}
+
+func (s *workerSession) handle(f p2p.Frame) error {
+	switch f.Type {
+	case frameCall:
+		return s.call(f)
+	case frameProgram:
+		return s.setProgram(f)
+	case frameCancel, framePing:
+		if len(f.Payload) != 0 {
+			return violation(fmt.Errorf("frame of type %d with a payload", f.Type))
+		}
+		if f.Type == framePing {
+			return s.write(framePong, f.ID, nil)
+		}
+		s.w.cancel(s, f.ID)
+		return nil
+	}
+	return violation(fmt.Errorf("frame of type %d from a dispatcher", f.Type))
+}
+
+func (s *workerSession) setProgram(f p2p.Frame) error {
+	number, layer, program, err := decodeProgram(f.Payload)
+	if err != nil {
+		return violation(err)
+	}
+	if int(number) < len(s.programs) && s.programs[number] != nil {
+		return violation(fmt.Errorf("program number %d is set already", number))
+	}
+	p, refused := s.w.program(layer, program)
+	if refused != nil {
+		return s.reject(f.ID, refused)
+	}
+	if missing := int(number) + 1 - len(s.programs); missing > 0 {
+		s.programs = append(s.programs, make([]*workerProgram, missing)...)
+	}
+	s.programs[number] = p
+	return s.write(frameResult, f.ID, putResult(nil, p.rowWidth, p.outWidth))
+}
+
+// reject answers a request with an error. It waits for the peer to read, which holds up
+// nobody else.
+func (s *workerSession) reject(id uint64, e *RemoteError) error {
+	switch e.Code {
+	case CodeBusy:
+		s.w.count.busy.Add(1)
+	case CodeExpired:
+		s.w.count.expired.Add(1)
+	default:
+		s.w.count.refused.Add(1)
+	}
+	return s.write(frameError, id, putError(nil, e.Code, e.Text))
+}
+
+// check returns the program of a call, or why it is refused.
+func (s *workerSession) check(c *callFrame) (*workerProgram, *RemoteError) {
+	if int(c.program) >= len(s.programs) || s.programs[c.program] == nil {
+		return nil, &RemoteError{CodeProgram, fmt.Sprintf("program %d was not given", c.program)}
+	}
+	p := s.programs[c.program]
+	if c.width != p.rowWidth {
+		return nil, &RemoteError{CodeProgram, fmt.Sprintf("rows of %d, layer %d takes %d", c.width, p.layer, p.rowWidth)}
+	}
+	if size := 4 * len(c.row) * p.outWidth; size > MaxFrame {
+		return nil, &RemoteError{CodeLimit, fmt.Sprintf("reply of %d bytes, at most %d", size, MaxFrame)}
+	}
+	for _, e := range c.expert {
+		if !p.holds(e) {
+			return nil, &RemoteError{CodeExpert, fmt.Sprintf("expert %d of layer %d is not served here", e, p.layer)}
+		}
+	}
+	return p, nil
+}
+
+// call computes a small call at once if the kernel is free, and queues it otherwise.
+func (s *workerSession) call(f p2p.Frame) error {
+	c, err := decodeCall(f.Payload, s.w.cfg.MaxRows, s.w.cfg.MaxPairs)
+	if err != nil {
+		return violation(err)
+	}
+	p, refused := s.check(&c)
+	if refused != nil {
+		return s.reject(f.ID, refused)
+	}
+	w := s.w
+	if len(c.row) <= inlinePairs && w.waiting.Load() == 0 && s.wmu.TryLock() {
+		if w.kernel.TryLock() {
+			return s.inline(f.ID, p, &c)
+		}
+		s.wmu.Unlock()
+	}
+	if refused := w.enqueue(s, f.ID, p, f.Payload); refused != nil {
+		return s.reject(f.ID, refused)
+	}
+	return nil
+}
+
+// inline computes into the frame of the reply and sends it. It is called with wmu and the
+// kernel locked, and unlocks both.
+func (s *workerSession) inline(id uint64, p *workerProgram, c *callFrame) error {
+	defer s.wmu.Unlock()
+	payload, err := s.link.w.Payload(4 * len(c.row) * p.outWidth)
+	if err == nil {
+		err = s.w.cfg.Kernel.Compute(p.kernel, c.rows, c.row, c.expert, float32s(payload))
+	}
+	s.w.kernel.Unlock()
+	if err != nil {
+		s.w.count.refused.Add(1)
+		text := putError(nil, CodeKernel, err.Error())
+		return s.link.w.Write(p2p.Frame{Type: frameError, ID: id, Payload: text})
+	}
+	s.w.counted(p, len(c.row))
+	s.w.count.batches.Add(1)
+	return s.link.w.Send(frameReply, 0, id)
+}
