@@ -1,0 +1,266 @@
+package node
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"sync"
+	"syscall"
+	"time"
+
+	"kvasird/node/api"
+)
+
+// Daemon is what the control API shows and drives. Its methods are called
+// concurrently. An error that is an *api.Error reaches the caller as it is; any
+// other is logged by nobody and reaches the caller as its text.
+type Daemon interface {
+	Status(ctx context.Context) (*api.Status, error)
+	// Ask answers a checked request. It calls emit, on one goroutine, for every
+	// piece of the answer, and stops when emit fails or ctx ends: the caller is
+	// gone. It keeps nothing of what it gives to emit.
+	Ask(ctx context.Context, req api.AskRequest, emit func(api.AskEvent) error) (api.AskDone, error)
+}
+
+// Limits of the control API.
+const (
+	maxSocketPath  = 107 // bytes, the kernel's sun_path
+	controlTimeout = 10 * time.Second
+	maxAskTokens   = 1 << 20
+	maxAskStops    = 16
+)
+
+// Control serves the control API on a unix socket.
+type Control struct {
+	path   string
+	daemon Daemon
+	log    *slog.Logger
+	server *http.Server
+	served chan struct{} // closed when the server returned
+}
+
+// OpenControl listens at path, mode 0600, and serves until Close. A socket that
+// a dead daemon left is replaced; a living one, or a file, is an error.
+func OpenControl(path string, d Daemon, log *slog.Logger) (*Control, error) {
+	l, err := listenControl(path)
+	if err != nil {
+		return nil, fmt.Errorf("control socket: %w", err)
+	}
+	c := &Control{path: path, daemon: d, log: log, served: make(chan struct{})}
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET "+api.PathStatus, c.status)
+	mux.HandleFunc("POST "+api.PathAsk, c.ask)
+	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
+		c.fail(w, &api.Error{Code: api.CodeNotFound, Message: fmt.Sprintf("this daemon does not know %s %s: is it older than the program that asks?", r.Method, r.URL.Path)})
+	})
+	c.server = &http.Server{
+		Handler:           mux,
+		ReadHeaderTimeout: controlTimeout,
+		ReadTimeout:       controlTimeout,
+		IdleTimeout:       controlTimeout,
+		MaxHeaderBytes:    64 << 10,
+		ErrorLog:          slog.NewLogLogger(log.Handler(), slog.LevelWarn),
+	}
+	go func() {
+		defer close(c.served)
+		if err := c.server.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+			log.Error("control socket failed", "err", err)
+		}
+	}()
+	return c, nil
+}
+
+// Close stops listening and waits for running calls until ctx ends; then it
+// breaks them off.
+func (c *Control) Close(ctx context.Context) error {
+	os.Remove(c.path)
+	err := c.server.Shutdown(ctx)
+	if err != nil {
+		err = c.server.Close()
+	}
+	<-c.served
+	return err
+}
+
+// listenControl binds in a private folder beside path and moves the socket into
+// place once its mode is right, so that it is never open to others. Closing the
+// listener removes nothing: its name moved.
+func listenControl(path string) (net.Listener, error) {
+	if err := freeControl(path); err != nil {
+		return nil, err
+	}
+	dir, err := os.MkdirTemp(filepath.Dir(path), ".s")
+	if err != nil {
+		return nil, err
+	}
+	defer os.RemoveAll(dir)
+	name := filepath.Join(dir, "s")
+	if n := max(len(name), len(path)); n > maxSocketPath {
+		return nil, fmt.Errorf("%s is too long for a socket by %d bytes: choose a shorter one with --control", path, n-maxSocketPath)
+	}
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: name, Net: "unix"})
+	if err != nil {
+		return nil, err
+	}
+	l.SetUnlinkOnClose(false)
+	if err := errors.Join(os.Chmod(name, 0o600), os.Rename(name, path)); err != nil {
+		l.Close()
+		return nil, err
+	}
+	return l, nil
+}
+
+// freeControl says whether path may be taken.
+func freeControl(path string) error {
+	info, err := os.Lstat(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if info.Mode()&os.ModeSocket == 0 {
+		return fmt.Errorf("%s is there and is no socket: move it away, or choose another path with --control", path)
+	}
+	conn, err := net.DialTimeout("unix", path, time.Second)
+	switch {
+	case err == nil:
+		conn.Close()
+		return fmt.Errorf("another kvasird answers at %s: stop it, or choose another path with --control", path)
+	case errors.Is(err, syscall.ECONNREFUSED), errors.Is(err, fs.ErrNotExist):
+		return nil // nobody listens: the rename replaces it
+	}
+	return fmt.Errorf("another kvasird may be at %s: %w", path, err)
+}
+
+func (c *Control) status(w http.ResponseWriter, r *http.Request) {
+	st, err := c.daemon.Status(r.Context())
+	if err != nil {
+		c.fail(w, err)
+		return
+	}
+	c.write(w, http.StatusOK, st)
+}
+
+func (c *Control) ask(w http.ResponseWriter, r *http.Request) {
+	var req api.AskRequest
+	dec := json.NewDecoder(http.MaxBytesReader(w, r.Body, api.MaxRequest))
+	dec.DisallowUnknownFields()
+	if err := dec.Decode(&req); err != nil {
+		c.fail(w, &api.Error{Code: api.CodeBadRequest, Message: fmt.Sprintf("cannot read the request: %v", err)})
+		return
+	}
+	if err := checkAsk(&req); err != nil {
+		c.fail(w, &api.Error{Code: api.CodeBadRequest, Message: err.Error()})
+		return
+	}
+	w.Header().Set("Content-Type", "application/x-ndjson")
+	ctx, cancel := context.WithCancel(r.Context())
+	defer cancel()
+	s := &askStream{w: w, rc: http.NewResponseController(w), cancel: cancel}
+	s.rc.SetReadDeadline(time.Time{}) // the request is in; an answer may take longer than that deadline
+	stop := s.heartbeat(api.HeartbeatSeconds * time.Second)
+	done, err := c.daemon.Ask(ctx, req, s.send)
+	stop()
+	if err != nil {
+		s.send(api.AskEvent{Error: apiError(err)})
+		return
+	}
+	s.send(api.AskEvent{Done: &done})
+}
+
+func checkAsk(req *api.AskRequest) error {
+	switch {
+	case req.Prompt == "":
+		return errors.New("the prompt is empty")
+	case req.Raw && req.System != "":
+		return errors.New("raw takes the prompt as it is, so there is no place for a system message")
+	case req.MaxTokens < 0 || req.MaxTokens > maxAskTokens:
+		return fmt.Errorf("max_tokens = %d: want 0 to %d", req.MaxTokens, maxAskTokens)
+	case !(req.Temperature >= 0 && req.Temperature <= 10):
+		return fmt.Errorf("temperature = %v: want 0 to 10", req.Temperature)
+	case !(req.TopP >= 0 && req.TopP <= 1):
+		return fmt.Errorf("top_p = %v: want 0 to 1", req.TopP)
+	case len(req.Stop) > maxAskStops:
+		return fmt.Errorf("%d stop texts: at most %d", len(req.Stop), maxAskStops)
+	}
+	return nil
+}
+
+// askStream writes the lines of an answer.
+type askStream struct {
+	rc     *http.ResponseController
+	cancel context.CancelFunc // ends the answer when the caller is gone
+
+	mu sync.Mutex // guards w and err: pieces and heartbeats interleave
+	w  http.ResponseWriter
+	// err is the first failed write; none follows it.
+	err error
+}
+
+func (s *askStream) send(ev api.AskEvent) error {
+	line, err := json.Marshal(ev)
+	if err != nil {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.err != nil {
+		return s.err
+	}
+	s.rc.SetWriteDeadline(time.Now().Add(controlTimeout))
+	if _, s.err = s.w.Write(append(line, '\n')); s.err == nil {
+		s.err = s.rc.Flush()
+	}
+	if s.err != nil {
+		s.cancel()
+	}
+	return s.err
+}
+
+// heartbeat sends empty events, the first at once, until stop is called.
+func (s *askStream) heartbeat(every time.Duration) (stop func()) {
+	quit, stopped := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(stopped)
+		tick := time.NewTicker(every)
+		defer tick.Stop()
+		for s.send(api.AskEvent{}) == nil {
+			select {
+			case <-tick.C:
+			case <-quit:
+				return
+			}
+		}
+	}()
+	return func() { close(quit); <-stopped }
+}
+
+func apiError(err error) *api.Error {
+	var e *api.Error
+	if errors.As(err, &e) {
+		return e
+	}
+	return &api.Error{Code: api.CodeInternal, Message: err.Error()}
+}
+
+func (c *Control) fail(w http.ResponseWriter, err error) {
+	e := apiError(err)
+	c.write(w, e.Code.HTTPStatus(), api.Failure{Error: e})
+}
+
+func (c *Control) write(w http.ResponseWriter, status int, v any) {
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(status)
+	http.NewResponseController(w).SetWriteDeadline(time.Now().Add(controlTimeout))
+	if err := json.NewEncoder(w).Encode(v); err != nil {
+		c.log.Debug("control answer not delivered", "err", err)
+	}
+}
