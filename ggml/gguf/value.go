@@ -74,6 +74,17 @@ func (v Value) Len() int {
 	}
 }
 
+// Index returns element i of an array as a scalar, and a scalar itself for i = 0. It
+// panics when i is not in [0, Len).
+func (v Value) Index(i int) Value {
+	if !v.arr && i == 0 {
+		return v
+	}
+	x := v.cut(i, i+1)
+	x.arr = false
+	return x
+}
+
 // bits returns element i of a number or bool as its unsigned little-endian bits.
 func (v Value) bits(i int) uint64 {
 	size := valueSizes[v.typ]
