@@ -1,0 +1,97 @@
+package gateway
+
+import (
+	"fmt"
+	"net/http"
+	"unicode/utf8"
+)
+
+// modelObject is OpenAI's description of a model.
+type modelObject struct {
+	ID      string `json:"id"`
+	Object  string `json:"object"`
+	Created int64  `json:"created"`
+	OwnedBy string `json:"owned_by"`
+}
+
+func (m *servedModel) object() modelObject {
+	return modelObject{m.ID, "model", m.Created.Unix(), "kvasir"}
+}
+
+func (g *Gateway) listModels(w http.ResponseWriter, _ *http.Request) {
+	list := struct {
+		Object string        `json:"object"`
+		Data   []modelObject `json:"data"`
+	}{Object: "list"}
+	for i := range g.models {
+		list.Data = append(list.Data, g.models[i].object())
+	}
+	writeJSON(w, http.StatusOK, list)
+}
+
+func (g *Gateway) getModel(w http.ResponseWriter, r *http.Request) {
+	m, e := g.model(r.PathValue("id"))
+	if e != nil {
+		writeError(w, e)
+		return
+	}
+	writeJSON(w, http.StatusOK, m.object())
+}
+
+// model finds a model by id; the error names the nearest.
+func (g *Gateway) model(id string) (*servedModel, *apiError) {
+	nearest, best := "", 0
+	for i := range g.models {
+		m := &g.models[i]
+		if m.ID == id {
+			return m, nil
+		}
+		if d := distance(clip(id), m.ID); nearest == "" || d < best {
+			nearest, best = m.ID, d
+		}
+	}
+	return nil, &apiError{status: http.StatusNotFound, code: "model_not_found", param: "model",
+		message: fmt.Sprintf("model %q is not served here; the nearest is %q", clip(id), nearest)}
+}
+
+// distance is the number of single-letter edits between two names.
+func distance(a, b string) int {
+	row := make([]int, utf8.RuneCountInString(b)+1)
+	for j := range row {
+		row[j] = j
+	}
+	i := 0
+	for _, x := range a {
+		i++
+		diagonal, j := row[0], 0
+		row[0] = i
+		for _, y := range b {
+			j++
+			cost := diagonal
+			if x != y {
+				cost++
+			}
+			diagonal = row[j]
+			row[j] = min(cost, row[j]+1, row[j-1]+1)
+		}
+	}
+	return row[len(row)-1]
+}
+
+// healthz says that the process is alive, nothing more.
+func (g *Gateway) healthz(w http.ResponseWriter, _ *http.Request) {
+	writeJSON(w, http.StatusOK, map[string]string{"status": "ok"})
+}
+
+// readyz is 200 when a token went through every part that serves each model.
+func (g *Gateway) readyz(w http.ResponseWriter, _ *http.Request) {
+	for _, m := range g.models {
+		if err := m.Engine.Ready(); err != nil {
+			writeJSON(w, http.StatusServiceUnavailable, map[string]string{
+				"status": "not ready", "model": m.ID, "reason": err.Error(),
+			})
+			return
+		}
+	}
+	writeJSON(w, http.StatusOK, map[string]string{"status": "ready"})
+}
