@@ -272,11 +272,13 @@ static bool read_node(struct reader * r, const struct ggml_tensor * t) {
     return ok;
 }
 
-static bool read_split(struct kv_split * s, struct ggml_cgraph * graph) {
+static bool read_split(struct kv_split * s, struct ggml_cgraph * graph, const struct ggml_tensor ** ids) {
     struct reader r = { .split = s };
     for (int i = 0; i < ggml_graph_n_nodes(graph); i++) {
         const struct ggml_tensor * t = ggml_graph_node(graph, i);
-        if (t->op != GGML_OP_NONE && !read_node(&r, t)) {
+        // the scheduler leaves views with their source: those that are not the experts' compute nothing
+        const bool idle = t->op == GGML_OP_NONE || (t->op == GGML_OP_VIEW && !in_chain(t));
+        if (!idle && !read_node(&r, t)) {
             return false;
         }
     }
@@ -303,47 +305,64 @@ static bool read_split(struct kv_split * s, struct ggml_cgraph * graph) {
     s->rows = r.rows->data;
     s->out  = out->data;
     s->ids  = r.ids->data;
+    *ids    = r.ids;
     return true;
 }
 
 // ---- backend ----
 
+struct scratch {
+    void * data;
+    size_t size;
+};
+
 struct swarm_backend {
     uintptr_t       context;
-    int32_t *       ids; // scratch for strided ids
-    size_t          n_ids;
+    struct scratch  ids, rows;
     struct kv_split split;
 };
 
-// ids are often a view of the first columns of a sorted list: made contiguous.
-static bool pack_ids(struct swarm_backend * b, struct ggml_cgraph * graph) {
-    struct kv_split * s = &b->split;
-    const struct ggml_tensor * ids = NULL;
-    for (int i = 0; i < ggml_graph_n_nodes(graph) && !ids; i++) {
-        const struct ggml_tensor * t = ggml_graph_node(graph, i);
-        if (t->op == GGML_OP_MUL_MAT_ID) {
-            ids = t->src[2];
+static bool grow(struct scratch * s, size_t size) {
+    if (size > s->size) {
+        void * data = realloc(s->data, size);
+        if (!data) {
+            return false;
         }
+        s->data = data;
+        s->size = size;
     }
-    if (!ids) {
-        return refuse(s, NULL, "no matrix in the split");
-    }
-    if (ids->nb[1] == ids->ne[0] * sizeof(int32_t)) {
-        return true;
-    }
-    const size_t n = (size_t) s->tokens * s->used;
-    if (n > b->n_ids) {
-        int32_t * grown = realloc(b->ids, n * sizeof(int32_t));
-        if (!grown) {
+    return true;
+}
+
+static bool overlap(const void * a, size_t n, const void * b, size_t m) {
+    return (const char *) a < (const char *) b + m && (const char *) b < (const char *) a + n;
+}
+
+// The chosen ids are often a view of the first columns of a sorted list: they are
+// packed. And the graph's allocator may have given the result the memory of the
+// rows or ids, since the whole layer is done with them by then; whoever computes
+// pairs one after the other is not: then they are copied.
+static bool pack_inputs(struct swarm_backend * b, const struct ggml_tensor * ids) {
+    struct kv_split * s      = &b->split;
+    const size_t      column = (size_t) s->used * sizeof(int32_t);
+    const size_t      out    = (size_t) s->tokens * s->used * s->out_width * sizeof(float);
+    const size_t      rows   = (size_t) s->tokens * s->rows_per_token * s->row_width * sizeof(float);
+    if (ids->nb[1] != column || overlap(s->ids, column * s->tokens, s->out, out)) {
+        if (!grow(&b->ids, column * s->tokens)) {
             return refuse(s, ids, "out of memory");
         }
-        b->ids   = grown;
-        b->n_ids = n;
+        for (int t = 0; t < s->tokens; t++) {
+            memcpy((char *) b->ids.data + t * column, (const char *) ids->data + t * ids->nb[1], column);
+        }
+        s->ids = b->ids.data;
     }
-    for (int t = 0; t < s->tokens; t++) {
-        memcpy(b->ids + (size_t) t * s->used, (const char *) ids->data + t * ids->nb[1], s->used * sizeof(int32_t));
+    if (overlap(s->rows, rows, s->out, out)) {
+        if (!grow(&b->rows, rows)) {
+            return refuse(s, NULL, "out of memory");
+        }
+        memcpy(b->rows.data, s->rows, rows);
+        s->rows = b->rows.data;
     }
-    s->ids = b->ids;
     return true;
 }
 
@@ -353,8 +372,9 @@ static enum ggml_status backend_compute(ggml_backend_t backend, struct ggml_cgra
     memset(s, 0, offsetof(struct kv_split, ops));
     s->error[0] = 0;
     s->context  = b->context;
-    if (read_split(s, graph)) {
-        pack_ids(b, graph);
+    const struct ggml_tensor * ids;
+    if (read_split(s, graph, &ids)) {
+        pack_inputs(b, ids);
     }
     return kvExperts(s) == 0 ? GGML_STATUS_SUCCESS : GGML_STATUS_FAILED;
 }
@@ -366,7 +386,8 @@ static const char * backend_name(ggml_backend_t backend) {
 
 static void backend_free(ggml_backend_t backend) {
     struct swarm_backend * b = backend->context;
-    free(b->ids);
+    free(b->ids.data);
+    free(b->rows.data);
     free(b);
     free(backend);
 }
