@@ -9,7 +9,7 @@
 //   - Nothing but the hello works before both sides passed it: streams and lanes of a
 //     peer that did not are refused, and so is opening one to it.
 //   - A peer is ready while the connection over which it last passed the hello is open.
-//     When that ends, all its streams and lanes are closed before the loss is reported.
+//     When that ends, so do all its streams and lanes.
 //   - What a peer sends is bounded before memory is taken for it, and every read of the
 //     hello and of a lane's preface has a deadline. The deadlines of data are the
 //     business of whoever opened the stream.

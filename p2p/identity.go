@@ -94,7 +94,7 @@ func parseIdentity(raw []byte, path string) (Identity, error) {
 	if err != nil {
 		return Identity{}, fmt.Errorf("identity key %s is damaged (%v): restore it from a backup, or delete it to become a new peer", path, err)
 	}
-	if key.Type() != crypto.Ed25519Key {
+	if key.Type() != crypto.Ed25519 {
 		return Identity{}, fmt.Errorf("identity key %s is of type %s, want Ed25519", path, key.Type())
 	}
 	return identityOf(key)

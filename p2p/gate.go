@@ -1,0 +1,278 @@
+package p2p
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/libp2p/go-libp2p/core/network"
+	"github.com/libp2p/go-libp2p/core/peer"
+	"github.com/libp2p/go-libp2p/core/protocol"
+	"github.com/libp2p/go-libp2p/p2p/net/swarm"
+	ma "github.com/multiformats/go-multiaddr"
+	manet "github.com/multiformats/go-multiaddr/net"
+)
+
+// Codes with which a stream is reset.
+const (
+	codeNotAdmitted network.StreamErrorCode = 0x4b01 // the peer has not passed the hello
+	codeMalformed   network.StreamErrorCode = 0x4b02 // what it sent is not the protocol
+	codeDropped     network.StreamErrorCode = 0x4b03 // the peer, or this host, is gone
+)
+
+// refusedLinger is how long a refused peer has to read why.
+const refusedLinger = time.Second
+
+// Hello connects to a peer, unless it is connected, and passes the gate with it. Its
+// error is a *RefusedError when one side refuses the other.
+func (h *Host) Hello(ctx context.Context, ai peer.AddrInfo) (*Peer, error) {
+	leave, err := h.enter()
+	if err != nil {
+		return nil, err
+	}
+	defer leave()
+	node, err := h.up()
+	if err != nil {
+		return nil, err
+	}
+	dialCtx, cancel := context.WithTimeout(ctx, h.cfg.HelloTimeout)
+	defer cancel()
+	// The swarm would refuse to dial again for seconds to minutes: the pace is ours.
+	if sw, ok := node.Network().(*swarm.Swarm); ok {
+		sw.Backoff().Clear(ai.ID)
+	}
+	if err := node.Connect(dialCtx, ai); err != nil {
+		return nil, fmt.Errorf("connect to peer %s: %w", ai.ID, err)
+	}
+	return h.sayHello(dialCtx, ai.ID)
+}
+
+// sayHello is the dialling side of the hello, over an existing connection.
+func (h *Host) sayHello(ctx context.Context, id peer.ID) (*Peer, error) {
+	ctx = network.WithAllowLimitedConn(network.WithNoDial(ctx, "hello"), "hello")
+	s, err := h.node.NewStream(ctx, id, h.protocolID(fmt.Sprintf("hello/%d", helloVersion)))
+	if err != nil {
+		return nil, fmt.Errorf("hello to peer %s: %w", id, err)
+	}
+	p, err := h.exchange(s)
+	if err == nil {
+		s.Close()
+		return p, nil
+	}
+	var refused *RefusedError
+	if errors.As(err, &refused) {
+		s.Close()
+	} else {
+		s.ResetWithError(codeMalformed)
+		err = fmt.Errorf("hello to peer %s: %w", id, err)
+	}
+	h.turnAway(id, refused != nil)
+	return nil, err
+}
+
+// handleHello takes the hello of any network and version.
+func (h *Host) handleHello() {
+	match := func(id protocol.ID) bool {
+		return strings.HasPrefix(string(id), "/kvasir/") && strings.Contains(string(id), "/hello/")
+	}
+	own := h.protocolID(fmt.Sprintf("hello/%d", helloVersion))
+	h.node.SetStreamHandlerMatch(own, match, h.answerHello)
+}
+
+// answerHello is the listening side of the hello.
+func (h *Host) answerHello(s network.Stream) {
+	leave, err := h.enter()
+	if err != nil {
+		s.ResetWithError(codeDropped)
+		return
+	}
+	defer leave()
+	id := s.Conn().RemotePeer()
+	_, err = h.exchange(s)
+	if err == nil {
+		s.Close()
+		return
+	}
+	h.cfg.Logger.Info("hello failed", "peer", id, "addr", s.Conn().RemoteMultiaddr(), "err", err)
+	var refused *RefusedError
+	if !errors.As(err, &refused) {
+		s.ResetWithError(codeMalformed)
+		h.turnAway(id, false)
+		return
+	}
+	// The dialler closes as soon as it has read the verdict.
+	s.CloseWrite()
+	s.SetReadDeadline(time.Now().Add(refusedLinger))
+	s.Read(make([]byte, 1))
+	s.Close()
+	h.turnAway(id, true)
+}
+
+// turnAway disconnects a peer after a failed hello. A ready peer stays when it was not
+// refused: that it is slow is for its streams to judge.
+func (h *Host) turnAway(id peer.ID, refused bool) {
+	if refused {
+		h.peers.lose(id, nil)
+	}
+	if h.peers.get(id) == nil {
+		h.node.Network().ClosePeer(id)
+	}
+}
+
+// exchange runs the hello on s. It neither closes nor resets s.
+func (h *Host) exchange(s network.Stream) (*Peer, error) {
+	via := s.Conn()
+	id := via.RemotePeer()
+	defer h.peers.begin(id)()
+	if err := s.SetDeadline(time.Now().Add(h.cfg.HelloTimeout)); err != nil {
+		return nil, err
+	}
+	ours, said := h.ownHello()
+	theirs, err := judgeEachOther(s, ours, id)
+	if err != nil {
+		return nil, err
+	}
+	p := &Peer{Hello: theirs, Addr: via.RemoteMultiaddr().String(), lane: laneAddr(via.RemoteMultiaddr(), theirs.LanePort)}
+	h.peers.pass(p, via)
+	// disconnected may have run before pass.
+	if via.IsClosed() {
+		h.peers.lose(id, via)
+		return nil, fmt.Errorf("peer %s disconnected", id)
+	}
+	if !h.upToDate(said) {
+		h.rehello(id)
+	}
+	return p, nil
+}
+
+// judgeEachOther exchanges records and verdicts.
+func judgeEachOther(s network.Stream, ours Hello, id peer.ID) (Hello, error) {
+	w, r := NewFrameWriter(s, maxHello), NewFrameReader(s, maxHello)
+	record, err := encodeHello(ours)
+	if err != nil {
+		return Hello{}, err
+	}
+	if err := w.Write(Frame{Type: frameHello, Payload: record}); err != nil {
+		return Hello{}, wireErr(err)
+	}
+	payload, err := nextOfType(r, frameHello)
+	if err != nil {
+		return Hello{}, err
+	}
+	theirs, err := decodeHello(payload)
+	if err != nil {
+		return Hello{}, err
+	}
+	v := judge(ours, theirs, id)
+	tv, err := exchangeVerdicts(w, r, v)
+	switch {
+	case v.Field != "":
+		return Hello{}, &RefusedError{Peer: id, Field: v.Field, Want: v.Want, Got: v.Got}
+	case err != nil:
+		return Hello{}, err
+	case tv.Field != "":
+		return Hello{}, &RefusedError{Peer: id, Field: tv.Field, Want: tv.Want, Got: tv.Got, ByPeer: true}
+	}
+	return theirs, nil
+}
+
+func exchangeVerdicts(w *FrameWriter, r *FrameReader, v verdict) (verdict, error) {
+	if err := sendVerdict(w, v); err != nil {
+		return verdict{}, err
+	}
+	return readVerdict(r)
+}
+
+func sendVerdict(w *FrameWriter, v verdict) error {
+	b, err := encodeVerdict(v)
+	if err != nil {
+		return err
+	}
+	return wireErr(w.Write(Frame{Type: frameVerdict, Payload: b}))
+}
+
+func readVerdict(r *FrameReader) (verdict, error) {
+	payload, err := nextOfType(r, frameVerdict)
+	if err != nil {
+		return verdict{}, err
+	}
+	return decodeVerdict(payload)
+}
+
+// nextOfType reads a frame of a conversation in which each step has one type.
+func nextOfType(r *FrameReader, typ uint8) ([]byte, error) {
+	f, err := r.Next()
+	if err != nil {
+		return nil, wireErr(err)
+	}
+	if f.Type != typ {
+		return nil, fmt.Errorf("%w: type %d, want %d", ErrFrame, f.Type, typ)
+	}
+	return f.Payload, nil
+}
+
+// rehello tells a ready or still connected peer, in the background, what this node is.
+func (h *Host) rehello(id peer.ID) {
+	leave, err := h.enter()
+	if err != nil {
+		return
+	}
+	go func() {
+		defer leave()
+		ctx, cancel := context.WithTimeout(context.Background(), h.cfg.HelloTimeout)
+		defer cancel()
+		if _, err := h.sayHello(ctx, id); err != nil {
+			h.cfg.Logger.Info("repeated hello failed", "peer", id, "err", err)
+		}
+	}()
+}
+
+// disconnected ends the stay of a peer whose connection is gone. The peer may have more
+// connections, but then it may have been restarted and must say hello again.
+func (h *Host) disconnected(n network.Network, c network.Conn) {
+	id := c.RemotePeer()
+	if h.peers.lose(id, c) && len(n.ConnsToPeer(id)) > 0 {
+		h.rehello(id)
+	}
+}
+
+// sweep disconnects who came and did not say hello in time.
+func (h *Host) sweep(ctx context.Context) {
+	tick := time.NewTicker(max(h.cfg.HelloTimeout/2, time.Millisecond))
+	defer tick.Stop()
+	for {
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return
+		}
+		for _, c := range h.node.Network().Conns() {
+			if time.Since(c.Stat().Opened) > h.cfg.HelloTimeout && h.peers.get(c.RemotePeer()) == nil {
+				c.Close()
+			}
+		}
+	}
+}
+
+// protocolID is the id on the wire of a protocol of this network.
+func (h *Host) protocolID(name string) protocol.ID {
+	return protocol.ID("/kvasir/" + h.cfg.Network + "/" + name)
+}
+
+// laneAddr is where a peer connected from addr has its lane listener. A peer can not send
+// its lanes to a third party: the address is the one that it proved to have. Behind a
+// relay there is none.
+func laneAddr(addr ma.Multiaddr, port uint16) string {
+	if _, err := addr.ValueForProtocol(ma.P_CIRCUIT); err == nil || port == 0 {
+		return ""
+	}
+	ip, err := manet.ToIP(addr)
+	if err != nil {
+		return ""
+	}
+	return net.JoinHostPort(ip.String(), strconv.Itoa(int(port)))
+}

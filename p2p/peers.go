@@ -1,0 +1,241 @@
+package p2p
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+
+	"github.com/libp2p/go-libp2p/core/network"
+	"github.com/libp2p/go-libp2p/core/peer"
+)
+
+// ErrNotAdmitted says that a peer has not passed the hello, or is gone since.
+var ErrNotAdmitted = errors.New("peer has not passed the hello")
+
+// Peer is a peer that passed the hello. It is immutable: a later hello of the same peer
+// makes another Peer with the same Done channel.
+type Peer struct {
+	Hello
+	Addr string // multiaddr where it is connected
+
+	lane string // host:port of its lane listener, "" when it cannot be reached so
+	stay *stay
+}
+
+// stay is the time from a peer's first hello to its loss.
+type stay struct {
+	done chan struct{}
+	told bool // the watchers know of it; guarded by notifier.mu
+}
+
+// Done is closed when the peer is lost.
+func (p *Peer) Done() <-chan struct{} { return p.stay.done }
+
+// member is a stream or lane that ends with its peer.
+type member interface {
+	Conn
+	// drop ends it at once, without a word to the other side.
+	drop()
+}
+
+// entry is what is known of one peer. It exists while something in it is set.
+type entry struct {
+	ready   *Peer        // nil: not passed
+	via     network.Conn // where ready passed
+	pending int          // hellos under way
+	changed chan struct{}
+	members map[member]struct{}
+	inLanes int // inbound lanes among the members
+}
+
+// registry holds the peers that passed the hello and what is open to them.
+type registry struct {
+	events *notifier
+
+	mu    sync.Mutex // guards peers and everything in the entries
+	peers map[peer.ID]*entry
+}
+
+func newRegistry(events *notifier) *registry {
+	return &registry{events: events, peers: make(map[peer.ID]*entry)}
+}
+
+func (r *registry) entryLocked(id peer.ID) *entry {
+	e := r.peers[id]
+	if e == nil {
+		e = &entry{changed: make(chan struct{}), members: make(map[member]struct{})}
+		r.peers[id] = e
+	}
+	return e
+}
+
+// changedLocked wakes who waits for e, and forgets e when nothing is left in it.
+func (r *registry) changedLocked(id peer.ID, e *entry) {
+	close(e.changed)
+	e.changed = make(chan struct{})
+	if e.ready == nil && e.pending == 0 {
+		delete(r.peers, id)
+	}
+}
+
+// begin says that a hello with id is under way until the returned function is called, so
+// that a stream which overtakes the end of the hello waits for it.
+func (r *registry) begin(id peer.ID) (end func()) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	e := r.entryLocked(id)
+	e.pending++
+	return func() {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		e.pending--
+		r.changedLocked(id, e)
+	}
+}
+
+// pass makes p ready, or renews what is known of it. The caller is within begin and end.
+func (r *registry) pass(p *Peer, via network.Conn) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	e := r.entryLocked(p.ID)
+	if e.ready != nil {
+		p.stay = e.ready.stay
+	} else {
+		p.stay = &stay{done: make(chan struct{})}
+	}
+	e.ready, e.via = p, via
+	r.events.ready(p)
+	r.changedLocked(p.ID, e)
+}
+
+// lose ends p's readiness if it passed over via, or anyhow when via is nil. It reports
+// whether it did.
+func (r *registry) lose(id peer.ID, via network.Conn) bool {
+	r.mu.Lock()
+	e := r.peers[id]
+	if e == nil || e.ready == nil || via != nil && e.via != via {
+		r.mu.Unlock()
+		return false
+	}
+	members := slices.Collect(maps.Keys(e.members))
+	lost := e.ready
+	e.ready, e.via, e.inLanes = nil, nil, 0
+	clear(e.members)
+	close(lost.stay.done)
+	r.events.lost(lost)
+	r.changedLocked(id, e)
+	r.mu.Unlock()
+	for _, m := range members {
+		m.drop()
+	}
+	return true
+}
+
+// loseAll ends all.
+func (r *registry) loseAll() {
+	for _, p := range r.list() {
+		r.lose(p.ID, nil)
+	}
+}
+
+// get returns a ready peer, or nil.
+func (r *registry) get(id peer.ID) *Peer {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if e := r.peers[id]; e != nil {
+		return e.ready
+	}
+	return nil
+}
+
+// await returns a ready peer, waiting for a hello that is under way.
+func (r *registry) await(ctx context.Context, id peer.ID) (*Peer, error) {
+	for {
+		r.mu.Lock()
+		e := r.peers[id]
+		if e == nil || e.ready == nil && e.pending == 0 {
+			r.mu.Unlock()
+			return nil, fmt.Errorf("%w: %s", ErrNotAdmitted, id)
+		}
+		ready, changed := e.ready, e.changed
+		r.mu.Unlock()
+		if ready != nil {
+			return ready, nil
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
+}
+
+// attach ties m to p. It fails when p is lost, or when m is an inbound lane (maxLanes > 0)
+// and p has maxLanes of them.
+func (r *registry) attach(p *Peer, m member, maxLanes int) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	e := r.peers[p.ID]
+	if e == nil || e.ready == nil || e.ready.stay != p.stay {
+		return fmt.Errorf("%w: %s", ErrNotAdmitted, p.ID)
+	}
+	if maxLanes > 0 {
+		if e.inLanes >= maxLanes {
+			return fmt.Errorf("peer %s has %d lanes already", p.ID, e.inLanes)
+		}
+		e.inLanes++
+	}
+	e.members[m] = struct{}{}
+	return nil
+}
+
+// detach undoes attach; it may be called again, and after the peer was lost.
+func (r *registry) detach(m member, inLane bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	e := r.peers[m.Remote()]
+	if e == nil {
+		return
+	}
+	if _, ok := e.members[m]; !ok {
+		return
+	}
+	delete(e.members, m)
+	if inLane {
+		e.inLanes--
+	}
+}
+
+// list returns the ready peers.
+func (r *registry) list() []*Peer {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	var out []*Peer
+	for _, e := range r.peers {
+		if e.ready != nil {
+			out = append(out, e.ready)
+		}
+	}
+	return out
+}
+
+// open counts the streams and lanes of a peer, in both directions.
+func (r *registry) open(id peer.ID) (streams, lanes int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	e := r.peers[id]
+	if e == nil {
+		return 0, 0
+	}
+	for m := range e.members {
+		if m.Lane() {
+			lanes++
+		} else {
+			streams++
+		}
+	}
+	return streams, lanes
+}
