@@ -70,7 +70,7 @@ func TestParityEveryArchitecture(t *testing.T) {
 
 func TestParityQuantised(t *testing.T) {
 	rt := openRuntime(t)
-	for _, arch := range []string{"qwen3moe", "granitemoe", "gpt-oss", "llama4"} {
+	for _, arch := range []string{"qwen3moe", "olmoe", "gpt-oss", "llama4"} {
 		for _, dtype := range []string{"Q8_0", "Q6_K", "Q4_K", "Q4_0", "F16"} {
 			t.Run(arch+"/"+dtype, func(t *testing.T) {
 				path := filepath.Join(t.TempDir(), "model.gguf")
