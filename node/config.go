@@ -22,6 +22,7 @@ import (
 	manet "github.com/multiformats/go-multiaddr/net"
 	"github.com/pelletier/go-toml/v2"
 
+	"kvasird/ggml/gguf"
 	"kvasird/node/api"
 )
 
@@ -56,7 +57,6 @@ const (
 	maxThreads    = 1024
 	maxContext    = 1 << 24
 	maxSequences  = 1024
-	maxIndex      = 1 << 20 // layers and experts
 )
 
 // Config says what a node does. The zero value of a field is its default; see
@@ -98,9 +98,6 @@ type LogSettings struct {
 	Level string `toml:"level"` // debug, info, warn, error; "": info
 	File  string `toml:"file"`  // JSON lines, rotated by size; "": none
 }
-
-// Range is half-open. End 0 means up to the last.
-type Range struct{ Begin, End int }
 
 var networkName = regexp.MustCompile(`^[a-z0-9._-]{1,64}$`)
 
@@ -341,37 +338,18 @@ func (c *Config) checkSlices() error {
 	return nil
 }
 
-// Ranges reads the two ranges. An empty one is {0, 0}: all.
-func (s SliceConfig) Ranges() (layers, experts Range, err error) {
-	if layers, err = ParseRange(s.Layers); err != nil {
-		return layers, experts, fmt.Errorf("slice layers %w", err)
-	}
-	if experts, err = ParseRange(s.Experts); err != nil {
-		return layers, experts, fmt.Errorf("slice experts %w", err)
+// Ranges reads the two ranges. A zero one is all.
+func (s SliceConfig) Ranges() (layers, experts gguf.Range, err error) {
+	for _, r := range []struct {
+		name, text string
+		to         *gguf.Range
+	}{{"layers", s.Layers, &layers}, {"experts", s.Experts, &experts}} {
+		if r.text == "" {
+			continue
+		}
+		if *r.to, err = gguf.ParseRange(r.text); err != nil {
+			return layers, experts, fmt.Errorf("slice %s: %w", r.name, err)
+		}
 	}
 	return layers, experts, nil
-}
-
-// ParseRange reads a half-open range "begin:end"; "" is all.
-func ParseRange(s string) (Range, error) {
-	if s == "" {
-		return Range{}, nil
-	}
-	begin, end, ok := strings.Cut(s, ":")
-	b, err1 := strconv.ParseUint(begin, 10, 32)
-	e, err2 := strconv.ParseUint(end, 10, 32)
-	if !ok || err1 != nil || err2 != nil {
-		return Range{}, fmt.Errorf("%q: want begin:end, as in 0:16", s)
-	}
-	if b >= e || e > maxIndex {
-		return Range{}, fmt.Errorf("%q: want begin < end <= %d", s, maxIndex)
-	}
-	return Range{int(b), int(e)}, nil
-}
-
-func (r Range) String() string {
-	if r == (Range{}) {
-		return "all"
-	}
-	return fmt.Sprintf("%d:%d", r.Begin, r.End)
 }

@@ -70,11 +70,11 @@ func (m *modelFile) slices(configured []SliceConfig) ([]gguf.Slice, error) {
 			return nil, err
 		}
 		s := all
-		if layers != (Range{}) {
-			s.Layers = gguf.Range(layers)
+		if layers != (gguf.Range{}) {
+			s.Layers = layers
 		}
-		if held != (Range{}) {
-			s.Experts = gguf.Range(held)
+		if held != (gguf.Range{}) {
+			s.Experts = held
 		}
 		if !all.Layers.Covers(s.Layers) || !all.Experts.Covers(s.Experts) {
 			return nil, fmt.Errorf("slice %v: %s holds %v", s, m.path, all)
