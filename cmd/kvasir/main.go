@@ -1,0 +1,257 @@
+// Kvasir shows and asks a daemon on this machine, and takes GGUF files apart.
+// It talks to kvasird over the control socket (node/client), runs its sibling
+// binary for what needs llama.cpp, and computes nothing itself.
+//
+// Exit status: 0 done, 1 failed, 2 wrong usage.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"text/tabwriter"
+
+	"kvasird/node/api"
+)
+
+// Exit statuses.
+const (
+	exitOK    = 0
+	exitFail  = 1
+	exitUsage = 2
+)
+
+// console is where a command reads and writes.
+type console struct {
+	in       io.Reader
+	out, err io.Writer
+}
+
+// command is one word of the command line. Commands with subcommands have no
+// run of their own.
+type command struct {
+	name, args, about string
+	run               func(ctx context.Context, c console, f *flags) error
+	sub               []command
+}
+
+var commands = []command{
+	{name: "status", args: "[flags]", about: "what the daemon does: roles, peers, model, coverage, speed", run: status},
+	{name: "ask", args: `[flags] "question"`, about: "ask the model and print the answer as it comes", run: ask},
+	{name: "gguf", about: "look at a model file, or cut the parts of it that nodes hold", sub: ggufCommands},
+	{name: "bench", args: "[flags]", about: "measure this machine (runs kvasird bench)", run: sibling("bench")},
+	{name: "doctor", args: "[flags]", about: "say what is wrong with this machine (runs kvasird doctor)", run: sibling("doctor")},
+	{name: "version", about: "print the version", run: version},
+}
+
+// errUsage is wrapped by errors that deserve exit status 2.
+var errUsage = errors.New("wrong usage")
+
+func usagef(format string, args ...any) error {
+	return fmt.Errorf("%w: %w", errUsage, fmt.Errorf(format, args...))
+}
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	os.Exit(run(ctx, console{os.Stdin, os.Stdout, os.Stderr}, os.Args[1:]))
+}
+
+// run carries out a command line and returns the exit status.
+func run(ctx context.Context, c console, args []string) int {
+	cmd, path, rest, err := find(args)
+	if err == nil && cmd == nil {
+		return exitWith(c, printHelp(c.out, path))
+	}
+	if err == nil {
+		err = cmd.run(ctx, c, newFlags(path, *cmd, rest))
+	}
+	if errors.Is(err, flag.ErrHelp) {
+		return exitOK
+	}
+	return exitWith(c, err)
+}
+
+func exitWith(c console, err error) int {
+	var status said
+	switch {
+	case err == nil:
+		return exitOK
+	case errors.As(err, &status):
+		return int(status)
+	case errors.Is(err, errUsage):
+		fmt.Fprintf(c.err, "kvasir: %s\n", strings.TrimPrefix(err.Error(), errUsage.Error()+": "))
+		return exitUsage
+	case errors.Is(err, context.Canceled):
+		fmt.Fprintln(c.err, "kvasir: stopped")
+		return exitFail
+	}
+	fmt.Fprintf(c.err, "kvasir: %s\n", plain(err.Error()))
+	return exitFail
+}
+
+// find walks the table. A nil command asks for the help of path.
+func find(args []string) (cmd *command, path string, rest []string, err error) {
+	list, path := commands, "kvasir"
+	for {
+		if len(args) == 0 || isHelp(args[0]) {
+			return helpFor(list, path, args)
+		}
+		cmd, err = lookUp(list, path, args[0])
+		if err != nil {
+			return nil, path, nil, err
+		}
+		path, args = path+" "+cmd.name, args[1:]
+		if cmd.run != nil {
+			return cmd, path, args, nil
+		}
+		list = cmd.sub
+	}
+}
+
+func isHelp(arg string) bool {
+	return arg == "help" || arg == "-h" || arg == "-help" || arg == "--help"
+}
+
+// helpFor resolves "help", "help ask" and "help gguf slice".
+func helpFor(list []command, path string, args []string) (*command, string, []string, error) {
+	for _, word := range args[min(1, len(args)):] {
+		cmd, err := lookUp(list, path, word)
+		if err != nil {
+			return nil, path, nil, err
+		}
+		path += " " + cmd.name
+		if cmd.run != nil {
+			return cmd, path, []string{"--help"}, nil
+		}
+		list = cmd.sub
+	}
+	return nil, path, nil, nil
+}
+
+func lookUp(list []command, path, name string) (*command, error) {
+	var known []string
+	for i := range list {
+		if list[i].name == name {
+			return &list[i], nil
+		}
+		known = append(known, list[i].name)
+	}
+	if near := api.Nearest(name, known); near != "" {
+		return nil, usagef("unknown command %q: did you mean %q? See `%s help`", name, near, path)
+	}
+	return nil, usagef("unknown command %q. See `%s help`", name, path)
+}
+
+// printHelp lists the commands below path.
+func printHelp(w io.Writer, path string) error {
+	list, about := commands, "Kvasir talks to the kvasird daemon on this machine."
+	for _, word := range strings.Fields(path)[1:] {
+		cmd, err := lookUp(list, path, word)
+		if err != nil {
+			return err
+		}
+		list, about = cmd.sub, strings.ToUpper(cmd.about[:1])+cmd.about[1:]+"."
+	}
+	fmt.Fprintf(w, "%s\n\nUsage: %s COMMAND\n\n", about, path)
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	for _, cmd := range list {
+		fmt.Fprintf(t, "  %s\t%s\n", cmd.name, cmd.about)
+	}
+	fmt.Fprintf(t, "  %s\t%s\n", "help COMMAND", "the flags of a command")
+	return t.Flush()
+}
+
+// flags parses the arguments of one command. Unlike the flag package's own
+// order, flags may also follow the other arguments.
+type flags struct {
+	*flag.FlagSet
+	usage string
+	args  []string
+}
+
+func newFlags(path string, cmd command, args []string) *flags {
+	f := &flags{flag.NewFlagSet(path, flag.ContinueOnError), cmd.about, args}
+	f.usage = fmt.Sprintf("Usage: %s %s\n\n%s.\n", path, cmd.args, strings.ToUpper(cmd.about[:1])+cmd.about[1:])
+	f.SetOutput(io.Discard)
+	f.Usage = func() {}
+	return f
+}
+
+// parse returns the arguments that are not flags. Help goes to c.out.
+func (f *flags) parse(c console) (rest []string, err error) {
+	args := f.args
+	for {
+		err := f.Parse(args)
+		if errors.Is(err, flag.ErrHelp) {
+			f.help(c.out)
+			return nil, err
+		}
+		if err != nil {
+			return nil, usagef("%s: %w. See `%s --help`", f.Name(), err, f.Name())
+		}
+		left := f.Args()
+		if ended := len(args) - len(left); len(left) == 0 || ended > 0 && args[ended-1] == "--" {
+			return append(rest, left...), nil
+		}
+		rest, args = append(rest, left[0]), left[1:]
+	}
+}
+
+// parseNone is for commands without arguments.
+func (f *flags) parseNone(c console) error {
+	rest, err := f.parse(c)
+	if err == nil && len(rest) > 0 {
+		err = usagef("%s takes no argument, got %q. See `%s --help`", f.Name(), rest[0], f.Name())
+	}
+	return err
+}
+
+func (f *flags) help(w io.Writer) {
+	fmt.Fprint(w, f.usage)
+	first := true
+	f.VisitAll(func(*flag.Flag) {
+		if first {
+			fmt.Fprint(w, "\nFlags:\n")
+		}
+		first = false
+	})
+	f.SetOutput(w)
+	f.PrintDefaults()
+	f.SetOutput(io.Discard)
+}
+
+// socketFlags adds --socket and --data; the result gives the socket's path
+// after parsing.
+func (f *flags) socketFlags() func() (string, error) {
+	socket := f.String("socket", "", "control socket `path` (default: control.sock in the data folder)")
+	data := f.String("data", "", "state `folder` of the daemon (default: ~/.local/share/kvasir)")
+	return func() (string, error) {
+		switch {
+		case *socket != "":
+			return *socket, nil
+		case *data != "":
+			return filepath.Join(*data, api.SocketName), nil
+		}
+		dir, err := api.DefaultDataDir()
+		return filepath.Join(dir, api.SocketName), err
+	}
+}
+
+// plain takes control characters out of what comes from peers, files and
+// models, so that it cannot steer the terminal. Line ends and tabs stay.
+func plain(s string) string {
+	return strings.Map(func(r rune) rune {
+		if r < ' ' && r != '\n' && r != '\t' || 0x7f <= r && r < 0xa0 {
+			return '\ufffd'
+		}
+		return r
+	}, s)
+}

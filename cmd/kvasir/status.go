@@ -1,0 +1,221 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"slices"
+	"strconv"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"kvasird/node/api"
+	"kvasird/node/client"
+)
+
+// status prints what the daemon says of itself.
+func status(ctx context.Context, c console, f *flags) error {
+	socket := f.socketFlags()
+	asJSON := f.Bool("json", false, "print it as JSON")
+	if err := f.parseNone(c); err != nil {
+		return err
+	}
+	path, err := socket()
+	if err != nil {
+		return err
+	}
+	st, err := client.New(path).Status(ctx)
+	if err != nil {
+		return err
+	}
+	if *asJSON {
+		enc := json.NewEncoder(c.out)
+		enc.SetIndent("", "  ")
+		return enc.Encode(st)
+	}
+	var text strings.Builder
+	printStatus(&text, st)
+	_, err = io.WriteString(c.out, plain(text.String()))
+	return err
+}
+
+// printStatus writes for a person: one sentence, then what it rests on.
+func printStatus(w io.Writer, st *api.Status) {
+	fmt.Fprintf(w, "%s is %s as %s, up %v.\n", shortID(st.PeerID), st.State, strings.Join(st.Roles, ", "), seconds(st.UptimeSec))
+	if st.Reason != "" {
+		fmt.Fprintf(w, "%s\n", st.Reason)
+	}
+	fmt.Fprintln(w)
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	row := func(name, format string, args ...any) { fmt.Fprintf(t, "%s\t%s\n", name, fmt.Sprintf(format, args...)) }
+	row("Version", "%s, runtime pack %s", st.Version, st.RuntimePack)
+	row("Network", "%s", st.Network)
+	row("Compute", "%s, %d threads", orDash(st.Backend), st.Threads)
+	if m := st.Model; m != nil {
+		row("Model", "%s", modelText(m))
+		row("", "id %s", m.ID)
+	}
+	for _, s := range st.Slices {
+		row("Serves", "%s", sliceText(s))
+	}
+	if len(st.Coverage) > 0 {
+		row("Coverage", "%s", coverageText(st.Coverage))
+	}
+	if n := st.Tokens; n != nil {
+		row("Tokens", "%d generated, %d of prompts; %.1f tokens/s now; %d running, %d waiting",
+			n.Generated, n.Prompt, n.PerSecond, n.Running, n.Waiting)
+	}
+	if st.HTTP != "" {
+		row("HTTP", "%s", st.HTTP)
+	}
+	for i, a := range st.Listen {
+		row([]string{"Listens", ""}[min(i, 1)], "%s", a)
+	}
+	t.Flush()
+	printPeers(w, st.Peers)
+	printRows(w, st)
+}
+
+func modelText(m *api.Model) string {
+	if m.MoELayers == 0 {
+		return fmt.Sprintf("%s (%s), %d layers, no experts", m.Name, m.Arch, m.Layers)
+	}
+	return fmt.Sprintf("%s (%s), %d layers, %d of them with %d experts, %d used per token",
+		m.Name, m.Arch, m.Layers, m.MoELayers, m.Experts, m.Used)
+}
+
+// coverageText says first whether the model can answer.
+func coverageText(list []api.Coverage) string {
+	least, missing := list[0].MinReplicas, []string(nil)
+	for _, l := range list {
+		least = min(least, l.MinReplicas)
+		if l.Missing != "" {
+			missing = append(missing, fmt.Sprintf("layer %d experts %s", l.Layer, l.Missing))
+		}
+	}
+	if len(missing) == 0 {
+		return fmt.Sprintf("all experts of %d layers are held, the rarest by %d", len(list), least)
+	}
+	const shown = 4
+	more := ""
+	if n := len(missing) - shown; n > 0 {
+		missing, more = missing[:shown], fmt.Sprintf(" and of %d more layers", n)
+	}
+	return "nobody holds " + strings.Join(missing, "; ") + more
+}
+
+func printPeers(w io.Writer, peers []api.Peer) {
+	if len(peers) == 0 {
+		fmt.Fprintln(w, "\nNo peers.")
+		return
+	}
+	fmt.Fprintln(w)
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(t, "PEER\tSTATE\tFOR\tRTT\tSERVES\tROWS\tFAILED")
+	for _, p := range peers {
+		rtt := "-"
+		if p.RTTMicro > 0 {
+			rtt = fmt.Sprintf("%.2f ms", float64(p.RTTMicro)/1000)
+		}
+		var serves []string
+		for _, s := range p.Slices {
+			serves = append(serves, sliceText(s))
+		}
+		fmt.Fprintf(t, "%s\t%s\t%v\t%s\t%s\t%d\t%d\n", shortID(p.ID), p.State, seconds(p.SinceSec), rtt,
+			orDash(strings.Join(serves, "; ")), total(p.Rows), p.Failed)
+	}
+	t.Flush()
+	for _, p := range peers {
+		if p.Reason != "" {
+			fmt.Fprintf(w, "  %s %s: %s\n", shortID(p.ID), p.State, p.Reason)
+		}
+	}
+}
+
+// maxColumns is how many peers the table of rows has; the rest is in --json.
+const maxColumns = 6
+
+// printRows shows which layer's rows were computed where.
+func printRows(w io.Writer, st *api.Status) {
+	type column struct {
+		name string
+		rows []api.Rows
+	}
+	var columns []column
+	if len(st.Rows) > 0 {
+		columns = append(columns, column{"HERE", st.Rows})
+	}
+	for _, p := range st.Peers {
+		if len(p.Rows) > 0 && len(columns) < maxColumns {
+			columns = append(columns, column{shortID(p.ID), p.Rows})
+		}
+	}
+	var layers []int
+	for _, c := range columns {
+		for _, r := range c.rows {
+			layers = append(layers, r.Layer)
+		}
+	}
+	if len(layers) == 0 {
+		return
+	}
+	slices.Sort(layers)
+	fmt.Fprintln(w, "\nExpert rows computed per layer")
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
+	fmt.Fprint(t, "LAYER\t")
+	for _, c := range columns {
+		fmt.Fprintf(t, "%s\t", c.name)
+	}
+	fmt.Fprintln(t)
+	for _, layer := range slices.Compact(layers) {
+		fmt.Fprintf(t, "%d\t", layer)
+		for _, c := range columns {
+			fmt.Fprintf(t, "%d\t", rowsOf(c.rows, layer))
+		}
+		fmt.Fprintln(t)
+	}
+	t.Flush()
+}
+
+func rowsOf(list []api.Rows, layer int) (n uint64) {
+	for _, r := range list {
+		if r.Layer == layer {
+			n += r.Rows
+		}
+	}
+	return n
+}
+
+func total(list []api.Rows) (n uint64) {
+	for _, r := range list {
+		n += r.Rows
+	}
+	return n
+}
+
+// shortID is the end of a peer id, which is where ids differ.
+func shortID(id string) string {
+	const tail = 8
+	if len(id) <= tail {
+		return orDash(id)
+	}
+	return "…" + id[len(id)-tail:]
+}
+
+func sliceText(s api.Slice) string {
+	return "layers " + strconv.Itoa(s.LayerBegin) + ":" + strconv.Itoa(s.LayerEnd) +
+		" experts " + strconv.Itoa(s.ExpertBegin) + ":" + strconv.Itoa(s.ExpertEnd)
+}
+
+func seconds(s float64) time.Duration {
+	return (time.Duration(s * float64(time.Second))).Round(time.Second)
+}
+
+func orDash(s string) string {
+	if s == "" {
+		return "-"
+	}
+	return s
+}
