@@ -165,7 +165,7 @@ func (c *Control) ask(w http.ResponseWriter, r *http.Request) {
 	ctx, cancel := context.WithCancel(r.Context())
 	defer cancel()
 	s := &askStream{w: w, rc: http.NewResponseController(w), cancel: cancel}
-	s.rc.SetReadDeadline(time.Time{}) // the request is in; an answer may take longer than that deadline
+	s.rc.SetReadDeadline(time.Time{}) // the request is in; from now on only watch for the caller to leave
 	stop := s.heartbeat(api.HeartbeatSeconds * time.Second)
 	done, err := c.daemon.Ask(ctx, req, s.send)
 	stop()
