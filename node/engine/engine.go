@@ -1,0 +1,295 @@
+// Package engine runs many requests over one ggml context: continuous batching.
+//
+// Every request gets a sequence of the context. Each step decodes one batch: the
+// next token of every running answer, then as much of the waiting prompts as
+// fits, so that answers do not stall while a long prompt is read. Requests join
+// and leave between two steps. More requests than sequences wait in a bounded
+// queue, first come first served.
+//
+// A failed decode (an expert that no one could compute) fails only the requests
+// that it concerns: when a batch of several sequences fails, its cells are
+// dropped and each sequence is tried once more alone, so that those who need
+// none of what is missing go on. A sequence that fails alone ends with the
+// cause. The price is one more deadline of the expert call for each such
+// sequence before the others continue.
+//
+// The engine owns its context and closes it; the model is the caller's. It does
+// no HTTP, no templates and no stop strings, and knows nothing of where experts
+// are computed. There is no prefix cache: every prompt is read from its start.
+//
+// Beside others a sequence's logits are those that it has alone up to rounding
+// (about 1e-5 on the CPU), so greedy answers are equal unless two tokens tie.
+//
+// Invariants: 0 <= running <= Sequences; running + waiting <= Sequences + Queue;
+// a sequence's cells are exactly the first past tokens of its request, and none
+// when it is free.
+//
+// Concurrency: an Engine is safe for concurrent use. One goroutine owns the
+// context and every sampler; Close ends it and waits for it.
+package engine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	"kvasird/ggml"
+)
+
+// Config is what an engine needs.
+type Config struct {
+	Model     *ggml.Model
+	Context   int // tokens of one request, prompt and answer; 0 = what the model was trained with, at most 8192
+	Sequences int // requests that run at once; 0 = 4
+	Queue     int // requests that wait; 0 = 4 for each sequence
+	Batch     int // tokens of one decode; 0 = 512
+	Chunk     int // prompt tokens of one decode while answers run; 0 = a quarter of Batch
+	Threads   int // 0 = 1
+	Logger    *slog.Logger
+	Now       func() time.Time // nil: the clock
+}
+
+func (c *Config) validate() error {
+	if c.Model == nil {
+		return errors.New("engine: no model")
+	}
+	set := func(v *int, def int) {
+		if *v == 0 {
+			*v = def
+		}
+	}
+	set(&c.Context, min(c.Model.TrainContext(), 8192))
+	set(&c.Sequences, 4)
+	set(&c.Queue, 4*c.Sequences)
+	set(&c.Batch, 512)
+	set(&c.Chunk, max(c.Batch/4, 1))
+	set(&c.Threads, 1)
+	if c.Context < 2 || c.Sequences < 1 || c.Queue < 1 || c.Chunk < 1 || c.Threads < 1 || c.Batch <= c.Sequences {
+		return fmt.Errorf("engine: context %d, sequences %d, queue %d, batch %d, chunk %d, threads %d: all must be positive, batch above sequences",
+			c.Context, c.Sequences, c.Queue, c.Batch, c.Chunk, c.Threads)
+	}
+	if c.Logger == nil {
+		c.Logger = slog.New(slog.DiscardHandler)
+	}
+	if c.Now == nil {
+		c.Now = time.Now
+	}
+	return nil
+}
+
+// Errors that Start and Generation.Next return, beside those of the decode.
+var (
+	ErrQueueFull = errors.New("the queue is full")
+	ErrClosed    = errors.New("the engine is closed")
+	errNoCanary  = errors.New("no token has gone through the model yet")
+)
+
+// QueueFullError is ErrQueueFull with numbers.
+type QueueFullError struct {
+	Running, Waiting int
+	Retry            time.Duration // when a place may be free
+}
+
+func (e *QueueFullError) Error() string {
+	return fmt.Sprintf("%v: %d requests run and %d wait", ErrQueueFull, e.Running, e.Waiting)
+}
+
+// Is makes errors.Is(err, ErrQueueFull) true.
+func (e *QueueFullError) Is(target error) bool { return target == ErrQueueFull }
+
+// RetryAfter estimates when a place may be free.
+func (e *QueueFullError) RetryAfter() time.Duration { return e.Retry }
+
+// ContextError says that a prompt leaves no room for an answer.
+type ContextError struct{ Prompt, Limit int }
+
+func (e *ContextError) Error() string {
+	return fmt.Sprintf("the prompt has %d tokens; the context holds %d, with at least one for the answer", e.Prompt, e.Limit)
+}
+
+// ContextLength returns both numbers.
+func (e *ContextError) ContextLength() (prompt, limit int) { return e.Prompt, e.Limit }
+
+// Request is one generation. It is the field list of gateway.Request, so that
+// one converts to the other.
+type Request struct {
+	Prompt           []int32
+	MaxTokens        int     // 0: as many as fit the context; more than fit are clipped
+	Temperature      float32 // 0: greedy
+	TopK             int     // 0: off
+	TopP             float32 // 1: off
+	MinP             float32 // 0: off
+	Seed             uint32
+	RepeatPenalty    float32 // 1: off. Penalties look at the answer, not at the prompt
+	FrequencyPenalty float32
+	PresencePenalty  float32
+	LogitBias        map[int32]float32
+}
+
+// Engine generates tokens.
+type Engine struct {
+	cfg    Config
+	ctx    *ggml.Context // the loop's alone
+	batch  *ggml.Batch   // the loop's alone
+	slots  []slot        // the loop's alone; a free one has no request
+	end    context.CancelFunc
+	ended  chan struct{} // closed when the loop is over
+	closed sync.Once
+	wake   chan struct{} // 1 deep: something waits
+
+	mu        sync.Mutex // guards what follows
+	closing   bool
+	waiting   []*Generation
+	running   int
+	health    error // what Ready says
+	stats     Stats
+	perAnswer time.Duration      // mean time of an answer
+	abort     context.CancelFunc // ends the decode in progress, nil between two
+	inBatch   int                // requests of that decode that are not gone
+}
+
+// Open makes the context and starts the loop.
+func Open(cfg Config) (*Engine, error) {
+	if err := cfg.validate(); err != nil {
+		return nil, err
+	}
+	// One pool of cells: the rows of all sequences then travel through the
+	// layers together, whatever their lengths.
+	c, err := cfg.Model.NewContext(ggml.ContextConfig{
+		Tokens: cfg.Context * cfg.Sequences, Batch: cfg.Batch, Sequences: cfg.Sequences, Threads: cfg.Threads, UnifiedKV: true,
+	})
+	if err != nil {
+		return nil, fmt.Errorf("engine: %w", err)
+	}
+	e := &Engine{
+		cfg: cfg, ctx: c, batch: ggml.NewBatch(cfg.Batch), slots: make([]slot, cfg.Sequences),
+		ended: make(chan struct{}), wake: make(chan struct{}, 1), health: errNoCanary,
+	}
+	for i := range e.slots {
+		e.slots[i].seq = i
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	e.end = cancel
+	go e.loop(ctx)
+	return e, nil
+}
+
+// Close ends every request with ErrClosed, waits for the loop and frees the
+// context. It may be called again.
+func (e *Engine) Close() error {
+	e.mu.Lock()
+	e.closing = true
+	e.mu.Unlock()
+	e.end()
+	<-e.ended
+	var err error
+	e.closed.Do(func() { err = e.ctx.Close() })
+	return err
+}
+
+// Context is the tokens of one request at most, prompt and answer together.
+func (e *Engine) Context() int { return e.cfg.Context }
+
+// Tokenize splits a rendered prompt: the text of control tokens becomes those
+// tokens, and a beginning-of-text token is added unless the text has it.
+func (e *Engine) Tokenize(text string) ([]int32, error) {
+	m := e.cfg.Model
+	bos := ""
+	if m.AddBOS() {
+		bos = string(m.Piece(m.BOS(), true))
+	}
+	has := bos != "" && len(text) >= len(bos) && text[:len(bos)] == bos
+	tokens, err := m.Tokenize(text, !has, true)
+	if err != nil {
+		return nil, err
+	}
+	out := make([]int32, len(tokens))
+	for i, t := range tokens {
+		out[i] = int32(t)
+	}
+	return out, nil
+}
+
+// Start queues a request. Errors: *ContextError, *QueueFullError, ErrClosed, or
+// what is wrong with the sampling settings. When ctx ends, the request ends and
+// its sequence is free after the decode in progress at the latest.
+func (e *Engine) Start(ctx context.Context, req Request) (*Generation, error) {
+	return e.start(ctx, req, e.cfg.Queue)
+}
+
+func (e *Engine) start(ctx context.Context, req Request, room int) (*Generation, error) {
+	if ctx.Err() != nil {
+		return nil, context.Cause(ctx)
+	}
+	g, err := e.generation(req)
+	if err != nil {
+		return nil, err
+	}
+	if err := e.enqueue(g, room); err != nil {
+		g.sampler.Close()
+		return nil, err
+	}
+	g.watch(ctx, e)
+	return g, nil
+}
+
+// generation checks a request and makes its state, sampler included.
+func (e *Engine) generation(req Request) (*Generation, error) {
+	n := len(req.Prompt)
+	if n == 0 {
+		return nil, errors.New("the prompt is empty")
+	}
+	if n >= e.cfg.Context {
+		return nil, &ContextError{Prompt: n, Limit: e.cfg.Context}
+	}
+	g := &Generation{left: e.cfg.Context - n, started: e.cfg.Now(), notify: make(chan struct{}, 1)}
+	if req.MaxTokens > 0 {
+		g.left = min(g.left, req.MaxTokens)
+	}
+	g.tokens = make([]ggml.Token, n)
+	for i, t := range req.Prompt {
+		if t < 0 || int(t) >= e.cfg.Model.VocabSize() {
+			return nil, fmt.Errorf("prompt token %d is %d, the vocabulary has %d", i, t, e.cfg.Model.VocabSize())
+		}
+		g.tokens[i] = ggml.Token(t)
+	}
+	cfg := ggml.SamplerConfig{
+		Temperature: req.Temperature, TopK: req.TopK, TopP: req.TopP, MinP: req.MinP, Seed: req.Seed,
+		RepeatPenalty: req.RepeatPenalty, FrequencyPenalty: req.FrequencyPenalty, PresencePenalty: req.PresencePenalty,
+	}
+	if len(req.LogitBias) > 0 {
+		cfg.LogitBias = make(map[ggml.Token]float32, len(req.LogitBias))
+		for t, b := range req.LogitBias {
+			cfg.LogitBias[ggml.Token(t)] = b
+		}
+	}
+	var err error
+	g.sampler, err = e.cfg.Model.NewSampler(cfg)
+	return g, err
+}
+
+// enqueue adds g to the queue, which may hold room requests beyond those that
+// have a sequence.
+func (e *Engine) enqueue(g *Generation, room int) error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.closing {
+		return ErrClosed
+	}
+	if e.running+len(e.waiting) >= e.cfg.Sequences+room {
+		return &QueueFullError{Running: e.running, Waiting: len(e.waiting), Retry: min(max(e.perAnswer, time.Second), time.Minute)}
+	}
+	e.waiting = append(e.waiting, g)
+	e.wakeUp()
+	return nil
+}
+
+func (e *Engine) wakeUp() {
+	select {
+	case e.wake <- struct{}{}:
+	default:
+	}
+}

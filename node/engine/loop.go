@@ -1,0 +1,244 @@
+package engine
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"slices"
+	"time"
+)
+
+// slot is a sequence of the context.
+type slot struct {
+	seq  int
+	g    *Generation // nil: free
+	past int         // tokens of g that are in the cells
+	take int         // tokens of g in the batch being built
+	out  int         // batch index of the last of them when its logits are wanted, else -1
+}
+
+// pending is what is not in the cells yet: 1 while answering, more before.
+func (s *slot) pending() int { return len(s.g.tokens) - s.past }
+
+// loop owns the context until ctx ends.
+func (e *Engine) loop(ctx context.Context) {
+	defer close(e.ended)
+	for ctx.Err() == nil {
+		e.admit()
+		busy := e.plan()
+		if len(busy) == 0 {
+			select {
+			case <-e.wake:
+			case <-ctx.Done():
+			}
+			continue
+		}
+		e.decode(ctx, busy)
+	}
+	e.failAll()
+}
+
+// admit drops requests whose callers are gone, then fills free sequences from
+// the queue.
+func (e *Engine) admit() {
+	for i := range e.slots {
+		if s := &e.slots[i]; s.g != nil {
+			if cause := s.g.isGone(); cause != nil {
+				e.release(s, cause, "")
+			}
+		}
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.waiting = slices.DeleteFunc(e.waiting, func(g *Generation) bool {
+		cause := g.isGone()
+		if cause != nil {
+			g.close(cause, "")
+			e.stats.Cancelled++
+		}
+		return cause != nil
+	})
+	for i := range e.slots {
+		if s := &e.slots[i]; s.g == nil && len(e.waiting) > 0 {
+			s.g, s.past = e.waiting[0], 0
+			e.waiting = e.waiting[1:]
+			e.running++
+		}
+	}
+}
+
+// plan chooses each sequence's share of the next batch: one token for every
+// answer, the rest for prompts.
+func (e *Engine) plan() []*slot {
+	var busy []*slot
+	room := e.cfg.Batch
+	for i := range e.slots {
+		if s := &e.slots[i]; s.g != nil && s.pending() == 1 {
+			s.take = 1
+			room--
+			busy = append(busy, s)
+		}
+	}
+	if len(busy) > 0 {
+		room = min(room, e.cfg.Chunk)
+	}
+	for i := range e.slots {
+		if s := &e.slots[i]; s.g != nil && s.pending() > 1 && room > 0 {
+			s.take = min(s.pending(), room)
+			room -= s.take
+			busy = append(busy, s)
+		}
+	}
+	return busy
+}
+
+// decode runs one batch and delivers its tokens. A failure is narrowed down to
+// the sequences that it concerns.
+func (e *Engine) decode(ctx context.Context, busy []*slot) {
+	err := e.run(ctx, busy)
+	if err == nil {
+		for _, s := range busy {
+			e.deliver(s)
+		}
+		return
+	}
+	for _, s := range busy {
+		e.rewind(s)
+	}
+	switch {
+	case ctx.Err() != nil || e.allGone(busy): // the loop ends, or admit drops them
+	case len(busy) == 1:
+		e.release(busy[0], fmt.Errorf("the model could not compute the next token: %w", err), "")
+	default:
+		e.cfg.Logger.Warn("decode failed, each sequence is tried alone", "sequences", len(busy), "error", err)
+		for _, s := range busy {
+			s.take = min(s.pending(), e.cfg.Batch)
+			e.decode(ctx, []*slot{s})
+		}
+	}
+}
+
+// run decodes the planned tokens of the slots.
+func (e *Engine) run(ctx context.Context, busy []*slot) error {
+	e.batch.Reset()
+	for _, s := range busy {
+		s.out = -1
+		for i := s.past; i < s.past+s.take; i++ {
+			last := i == len(s.g.tokens)-1
+			if last {
+				s.out = e.batch.Len()
+			}
+			e.batch.Add(s.g.tokens[i], i, s.seq, last)
+		}
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	if !e.beginDecode(busy, cancel) {
+		return context.Canceled
+	}
+	start := e.cfg.Now()
+	err := e.ctx.Decode(ctx, e.batch)
+	took := e.cfg.Now().Sub(start)
+	e.endDecode(busy)
+	e.measure(busy, took, err, ctx.Err() != nil)
+	return err
+}
+
+// beginDecode lets leave abort the decode once all its requests are gone. False:
+// they are gone already.
+func (e *Engine) beginDecode(busy []*slot, abort context.CancelFunc) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.inBatch = 0
+	for _, s := range busy {
+		s.g.mu.Lock()
+		s.g.decoding = s.g.gone == nil
+		if s.g.decoding {
+			e.inBatch++
+		}
+		s.g.mu.Unlock()
+	}
+	e.abort = abort
+	return e.inBatch > 0
+}
+
+func (e *Engine) endDecode(busy []*slot) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for _, s := range busy {
+		s.g.mu.Lock()
+		s.g.decoding = false
+		s.g.mu.Unlock()
+	}
+}
+
+func (e *Engine) allGone(busy []*slot) bool {
+	return !slices.ContainsFunc(busy, func(s *slot) bool { return s.g.isGone() == nil })
+}
+
+// rewind drops the cells of a failed batch. A model whose memory cannot drop a
+// part loses all of the sequence and reads it again.
+func (e *Engine) rewind(s *slot) {
+	if !e.ctx.SeqRemove(s.seq, s.past, -1) {
+		e.ctx.SeqRemove(s.seq, -1, -1)
+		s.past = 0
+	}
+}
+
+// deliver draws the next token of a sequence whose pending tokens are all in.
+func (e *Engine) deliver(s *slot) {
+	s.past += s.take
+	if s.out < 0 {
+		return
+	}
+	g := s.g
+	t := g.sampler.Sample(e.ctx, s.out)
+	e.count(func(st *Stats) { st.Generated++ })
+	g.left--
+	if e.cfg.Model.IsEOG(t) {
+		g.add(nil)
+		e.release(s, io.EOF, "stop")
+		return
+	}
+	g.tokens = append(g.tokens, t)
+	g.add(e.cfg.Model.Piece(t, false))
+	if g.left == 0 {
+		e.release(s, io.EOF, "length")
+	}
+}
+
+// release frees a sequence and ends its request.
+func (e *Engine) release(s *slot, err error, finish string) {
+	g := s.g
+	e.ctx.SeqRemove(s.seq, -1, -1)
+	s.g, s.past = nil, 0
+	e.mu.Lock()
+	e.running--
+	switch {
+	case err == io.EOF:
+		e.stats.Completed++
+		e.perAnswer += (e.cfg.Now().Sub(g.started) - e.perAnswer) / time.Duration(min(e.stats.Completed, 16))
+	case g.isGone() != nil:
+		e.stats.Cancelled++
+	default:
+		e.stats.Failed++
+	}
+	e.mu.Unlock()
+	g.close(err, finish)
+}
+
+// failAll ends what runs and waits when the engine closes.
+func (e *Engine) failAll() {
+	for i := range e.slots {
+		if s := &e.slots[i]; s.g != nil {
+			e.release(s, ErrClosed, "")
+		}
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for _, g := range e.waiting {
+		g.close(ErrClosed, "")
+		e.stats.Failed++
+	}
+	e.waiting = nil
+}
