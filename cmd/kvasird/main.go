@@ -1,0 +1,162 @@
+// Kvasird is the daemon: a backbone, an expert worker or an entry node of a
+// network, or all of these. Kvasir is the program that talks to it.
+//
+// Exit status: 0 done, 1 failed, 2 wrong usage.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/signal"
+	"slices"
+	"syscall"
+
+	"kvasird/node"
+	"kvasird/node/api"
+)
+
+type command struct {
+	name  string
+	about string
+	run   func(ctx context.Context, args []string) error
+}
+
+var commands = []command{
+	{"run", "start this node; its settings are in kvasird.toml and flags", run},
+	{"demo", "a backbone and three expert workers on this machine answer three questions", demo},
+	{"doctor", "say what is wrong with this machine", doctor},
+	{"bench", "measure dispatch, swarm against alone, and the expert kernel", bench},
+	{"version", "print the version", version},
+	{"probe", "try out a model file (started by run, reads a request from its standard input)", probe},
+}
+
+// errUsage is wrapped by errors that deserve exit status 2.
+var errUsage = errors.New("wrong usage")
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	err := dispatch(ctx, os.Args[1:])
+	stop()
+	switch {
+	case err == nil || errors.Is(err, flag.ErrHelp):
+	case errors.Is(err, errUsage):
+		fmt.Fprintln(os.Stderr, "kvasird:", err)
+		os.Exit(2)
+	default:
+		fmt.Fprintln(os.Stderr, "kvasird:", err)
+		os.Exit(1)
+	}
+}
+
+func dispatch(ctx context.Context, args []string) error {
+	if len(args) == 0 || slices.Contains([]string{"help", "-h", "-help", "--help"}, args[0]) {
+		fmt.Print("kvasird runs a node of a kvasir network.\n\nUsage: kvasird COMMAND [flags]\n\n")
+		for _, c := range commands {
+			fmt.Printf("  %-8s %s\n", c.name, c.about)
+		}
+		fmt.Println("\nThe flags of a command: kvasird COMMAND --help")
+		return nil
+	}
+	var names []string
+	for _, c := range commands {
+		if c.name == args[0] {
+			return c.run(ctx, args[1:])
+		}
+		names = append(names, c.name)
+	}
+	near := ""
+	if n := api.Nearest(args[0], names); n != "" {
+		near = fmt.Sprintf(": did you mean %q?", n)
+	}
+	return fmt.Errorf("%w: unknown command %q%s", errUsage, args[0], near)
+}
+
+// parse parses flags of a command without other arguments.
+func parse(set *flag.FlagSet, args []string) error {
+	if err := set.Parse(args); errors.Is(err, flag.ErrHelp) {
+		return err
+	} else if err != nil {
+		return fmt.Errorf("%w: see kvasird %s --help", errUsage, set.Name())
+	}
+	if set.NArg() > 0 {
+		return fmt.Errorf("%w: kvasird %s takes no argument %q", errUsage, set.Name(), set.Arg(0))
+	}
+	return nil
+}
+
+func run(ctx context.Context, args []string) error {
+	set := flag.NewFlagSet("run", flag.ContinueOnError)
+	load := node.ConfigFlags(set)
+	if err := parse(set, args); err != nil {
+		return err
+	}
+	cfg, err := load()
+	if err != nil {
+		return err
+	}
+	log, err := node.OpenLog(cfg.Log, os.Stderr)
+	if err != nil {
+		return err
+	}
+	defer log.Close()
+	return node.Run(ctx, cfg, log.Logger, func(n *node.Node) {
+		for _, a := range n.Addrs() {
+			fmt.Println("peers reach this node at", a)
+		}
+		if http := n.HTTPAddr(); http != "" {
+			fmt.Printf("clients reach it at http://%s/v1\n", http)
+		}
+	})
+}
+
+func doctor(ctx context.Context, args []string) error {
+	set := flag.NewFlagSet("doctor", flag.ContinueOnError)
+	load := node.ConfigFlags(set)
+	if err := parse(set, args); err != nil {
+		return err
+	}
+	cfg, err := load()
+	if err != nil {
+		return err
+	}
+	ok, err := node.WriteFindings(os.Stdout, node.ExamineHere(ctx, cfg))
+	if err == nil && !ok {
+		err = errors.New("something is to be fixed, see above")
+	}
+	return err
+}
+
+func probe(_ context.Context, args []string) error {
+	if err := parse(flag.NewFlagSet("probe", flag.ContinueOnError), args); err != nil {
+		return err
+	}
+	return node.ServeProbe(os.Stdin, os.Stdout)
+}
+
+func version(_ context.Context, args []string) error {
+	if err := parse(flag.NewFlagSet("version", flag.ContinueOnError), args); err != nil {
+		return err
+	}
+	fmt.Println("kvasird", node.Version, node.RuntimePack())
+	return nil
+}
+
+func demo(ctx context.Context, args []string) error {
+	set := flag.NewFlagSet("demo", flag.ContinueOnError)
+	if err := parse(set, args); err != nil {
+		return err
+	}
+	return node.Demo(ctx, os.Stdout)
+}
+
+func bench(ctx context.Context, args []string) error {
+	set := flag.NewFlagSet("bench", flag.ContinueOnError)
+	opts := node.BenchFlags(set)
+	if err := parse(set, args); err != nil {
+		return err
+	}
+	return node.Bench(ctx, opts, os.Stdout)
+}

@@ -1,0 +1,8 @@
+//go:build !linux
+
+package node
+
+import "syscall"
+
+// dieWithParent: only Linux can; elsewhere stop ends the children.
+func dieWithParent() *syscall.SysProcAttr { return &syscall.SysProcAttr{Setpgid: true} }

@@ -1,0 +1,305 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"slices"
+	"sync"
+	"time"
+
+	"kvasird/ggml"
+	"kvasird/node/api"
+	"kvasird/node/engine"
+	"kvasird/node/gateway"
+	"kvasird/p2p"
+)
+
+// Version of this program.
+const Version = "0.1.0"
+
+// wireVersion is the version of what peers say to each other about experts. It
+// is part of the runtime pack.
+const wireVersion = 1
+
+const (
+	stopTime       = 10 * time.Second // for what runs to end
+	canaryPause    = 2 * time.Second  // between canaries while one fails
+	canaryDeadline = 30 * time.Second
+)
+
+// Pack is what must be equal for two nodes to compute together.
+func Pack(rt *ggml.Runtime) string {
+	return fmt.Sprintf("%s, kvasir wire %d", rt.Release(), wireVersion)
+}
+
+// Node is a running daemon.
+type Node struct {
+	cfg     Config
+	log     *slog.Logger
+	started time.Time
+	rt      *ggml.Runtime
+	file    *modelFile
+	host    *p2p.Host
+
+	worker   *workerPart   // role worker
+	dispatch *dispatchPart // a backbone whose experts are elsewhere
+	model    *ggml.Model   // role backbone
+	engine   *engine.Engine
+	gateway  *gateway.Gateway
+
+	stops []func() error // in the order of starting
+
+	mu    sync.Mutex // guards state
+	state api.State
+}
+
+// Run starts a node, calls ready, and works until ctx ends. Start goes from the
+// ground up, stop the other way.
+func Run(ctx context.Context, cfg Config, log *slog.Logger, ready func(*Node)) (err error) {
+	n := &Node{cfg: cfg, log: log, started: time.Now(), state: api.StateStarting}
+	defer func() { err = errors.Join(err, n.stop()) }()
+	if err := n.start(ctx); err != nil {
+		return err
+	}
+	failed := make(chan error, 1)
+	wait := n.serve(ctx, failed)
+	n.setState(api.StateServing)
+	ready(n)
+	select {
+	case <-ctx.Done():
+	case err = <-failed:
+	}
+	n.setState(api.StateStopping)
+	log.Info("stopping")
+	wait()
+	return err
+}
+
+func (n *Node) onStop(f func() error) { n.stops = append(n.stops, f) }
+
+func (n *Node) stop() error {
+	var errs []error
+	for _, f := range slices.Backward(n.stops) {
+		errs = append(errs, f())
+	}
+	return errors.Join(errs...)
+}
+
+func (n *Node) setState(s api.State) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.state = s
+}
+
+// start opens what the roles need, from the ground up.
+func (n *Node) start(ctx context.Context) error {
+	data, err := OpenData(n.cfg.Data)
+	if err != nil {
+		return err
+	}
+	n.onStop(data.Close)
+	identity, err := p2p.LoadOrCreateIdentity(data.Path("identity.key"))
+	if err != nil {
+		return err
+	}
+	if n.rt, err = ggml.Open(ggml.Config{Logger: n.log}); err != nil {
+		return err
+	}
+	if n.cfg.Has(RoleWorker) || n.cfg.Has(RoleBackbone) {
+		if n.file, err = openModelFile(ctx, n.cfg); err != nil {
+			return err
+		}
+		n.onStop(n.file.Close)
+	}
+	if n.cfg.Has(RoleWorker) {
+		if n.worker, err = openWorker(n.rt, n.cfg, n.file, n.log); err != nil {
+			return err
+		}
+		n.onStop(n.worker.Close)
+	}
+	if err := n.startHost(identity); err != nil {
+		return err
+	}
+	if n.cfg.Has(RoleBackbone) {
+		if err := n.startBackbone(ctx); err != nil {
+			return err
+		}
+	}
+	return n.host.Start()
+}
+
+func (n *Node) startHost(identity p2p.Identity) error {
+	caps := p2p.Capabilities{}
+	for _, d := range n.rt.Devices() {
+		caps.Backends = append(caps.Backends, p2p.Backend{
+			Name: d.Backend, Device: d.Description, Accumulate: "f32",
+		})
+	}
+	if n.worker != nil {
+		caps.Models = []string{n.file.id.String()}
+	}
+	cfg := p2p.Config{
+		Identity: identity, Network: n.cfg.Network, Pack: Pack(n.rt), Agent: "kvasird/" + Version,
+		Protocols: []string{expertsProtocol}, Capabilities: caps,
+		Listen: n.cfg.Listen, LaneListen: n.cfg.Lane, NoLane: n.cfg.Lane == Off,
+		Peers: n.cfg.Peers, Logger: n.log,
+	}
+	if cfg.NoLane {
+		cfg.LaneListen = ""
+	}
+	var err error
+	if n.host, err = p2p.New(cfg); err != nil {
+		return err
+	}
+	n.onStop(n.host.Close)
+	if n.worker != nil {
+		return n.host.HandleStream(expertsProtocol, n.worker.serve(n.log))
+	}
+	return nil
+}
+
+// startBackbone loads the model, after a child process tried it.
+func (n *Node) startBackbone(ctx context.Context) error {
+	remote, ownCopy, err := n.file.remoteExperts(n.cfg)
+	if err != nil {
+		return err
+	}
+	if err := n.file.probe(ctx, n.cfg, n.rt.Release(), remote); err != nil {
+		return err
+	}
+	cfg := ggml.ModelConfig{Path: n.file.path}
+	if remote {
+		if n.dispatch, err = openDispatch(n.rt, n.cfg, n.file, n.host, ownCopy, n.log); err != nil {
+			return err
+		}
+		n.onStop(n.dispatch.Close)
+		n.host.Watch(n.dispatch)
+		cfg.Experts = n.dispatch.compute
+	}
+	if n.model, err = n.rt.LoadModel(cfg); err != nil {
+		return err
+	}
+	n.onStop(n.model.Close)
+	n.engine, err = engine.Open(engine.Config{
+		Model: n.model, Context: n.cfg.Model.Context / n.cfg.Model.Sequences, Sequences: n.cfg.Model.Sequences,
+		Threads: n.cfg.Threads, Logger: n.log,
+	})
+	if err != nil {
+		return err
+	}
+	n.onStop(n.engine.Close)
+	n.gateway, err = gateway.New(gateway.Config{Models: []gateway.Model{n.served()}, Logger: n.log})
+	return err
+}
+
+// serve starts the loops and doors; the returned function waits for them. It
+// is called once ctx has ended or failed has an error.
+func (n *Node) serve(ctx context.Context, failed chan<- error) (wait func()) {
+	ctx, cancel := context.WithCancel(ctx)
+	var loops sync.WaitGroup
+	fail := func(err error) {
+		select {
+		case failed <- err:
+		default:
+		}
+	}
+	if n.engine != nil {
+		loops.Go(func() { n.keepReady(ctx) })
+	}
+	if n.gateway != nil && n.cfg.Has(RoleEntry) && n.cfg.HTTP != Off {
+		loops.Go(func() {
+			if err := n.serveHTTP(ctx); err != nil {
+				fail(err)
+			}
+		})
+	}
+	control, err := OpenControl(n.cfg.Control, n, n.log)
+	if err != nil {
+		fail(err)
+	}
+	return func() {
+		cancel()
+		if control != nil {
+			stop, done := context.WithTimeout(context.Background(), stopTime)
+			defer done()
+			control.Close(stop)
+		}
+		loops.Wait()
+	}
+}
+
+func (n *Node) serveHTTP(ctx context.Context) error {
+	l, err := gateway.Listen(n.cfg.HTTP)
+	if err != nil {
+		return err
+	}
+	return n.gateway.Run(ctx, l)
+}
+
+// keepReady sends canaries until one went through, and again whenever the
+// engine is not ready any more.
+func (n *Node) keepReady(ctx context.Context) {
+	tick := time.NewTicker(canaryPause)
+	defer tick.Stop()
+	said := ""
+	for {
+		if n.engine.Ready() != nil {
+			limit, cancel := context.WithTimeout(ctx, canaryDeadline)
+			err := n.engine.Canary(limit)
+			cancel()
+			switch {
+			case err == nil:
+				n.log.Info("ready: a canary token went through every part", "model", n.file.name())
+				said = ""
+			case ctx.Err() == nil && err.Error() != said:
+				said = err.Error()
+				n.log.Warn("not ready yet", "reason", said)
+			}
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// HTTPAddr is where the gateway was told to listen, or "".
+func (n *Node) HTTPAddr() string {
+	if n.gateway == nil || !n.cfg.Has(RoleEntry) || n.cfg.HTTP == Off {
+		return ""
+	}
+	return n.cfg.HTTP
+}
+
+// Addrs are the multiaddrs by which peers reach this node.
+func (n *Node) Addrs() []string { return n.host.Addrs() }
+
+// served is the node's model as the gateway sees it.
+func (n *Node) served() gateway.Model {
+	m := n.model
+	info, _ := os.Stat(n.file.path)
+	created := n.started
+	if info != nil {
+		created = info.ModTime()
+	}
+	return gateway.Model{
+		ID: n.file.name(), Created: created, ChatTemplate: m.ChatTemplate(),
+		BOS: string(m.Piece(m.BOS(), true)), EOS: string(m.Piece(m.EOS(), true)),
+		VocabSize: m.VocabSize(), Engine: engineDoor{n.engine},
+	}
+}
+
+// engineDoor lets the gateway use the engine.
+type engineDoor struct{ *engine.Engine }
+
+func (d engineDoor) Start(ctx context.Context, req gateway.Request) (gateway.Stream, error) {
+	g, err := d.Engine.Start(ctx, engine.Request(req))
+	if err != nil {
+		return nil, err
+	}
+	return g, nil
+}
