@@ -34,7 +34,7 @@ func (g *Gateway) chat(w http.ResponseWriter, r *http.Request) {
 	}
 	a := &answer{
 		id: fmt.Sprintf("chatcmpl-%016x%016x", g.cfg.Random(), g.cfg.Random()), created: g.cfg.Now().Unix(), model: m.ID,
-		prompt: len(q.sampling.Prompt), stream: stream, filter: textFilter{stops: q.stops}, waits: g.waits,
+		prompt: len(q.sampling.Prompt), stream: stream, filter: TextFilter{Stops: q.stops}, waits: g.waits,
 	}
 	if q.stream {
 		a.sendStream(ctx, w, q.includeUsage)
@@ -118,9 +118,10 @@ type answer struct {
 	id      string
 	created int64
 	model   string
-	prompt  int
+	prompt  int // tokens
+	tokens  int // of the answer, up to where it was cut
 	stream  Stream
-	filter  textFilter
+	filter  TextFilter
 	waits   waits
 }
 
@@ -128,13 +129,14 @@ type answer struct {
 func (a *answer) next(ctx context.Context) (text, finish string, err error) {
 	piece, err := a.stream.Next(ctx)
 	if errors.Is(err, io.EOF) {
-		text, finish = a.filter.end(), a.stream.Finish()
+		text, finish = a.filter.End(), a.stream.Finish()
 	} else if err != nil {
 		return "", "", err
 	} else {
-		text = a.filter.add(piece)
+		a.tokens++
+		text = a.filter.Add(piece)
 	}
-	if a.filter.stopped {
+	if a.filter.Stopped() {
 		finish = "stop"
 	}
 	return text, finish, nil
@@ -147,8 +149,7 @@ type usage struct {
 }
 
 func (a *answer) usage() *usage {
-	n := a.stream.Generated()
-	return &usage{a.prompt, n, a.prompt + n}
+	return &usage{a.prompt, a.tokens, a.prompt + a.tokens}
 }
 
 // message is a whole message or a delta of one.

@@ -114,8 +114,6 @@ func (s *scriptStream) Finish() string {
 	return s.e.finish
 }
 
-func (s *scriptStream) Generated() int { return s.n }
-
 type queueFull struct{}
 
 func (queueFull) Error() string             { return "the queue is full: 8 requests wait" }

@@ -73,14 +73,13 @@ type Engine interface {
 
 // Stream is a running generation, read by one goroutine.
 type Stream interface {
-	// Next waits for the next token and returns its bytes, which may be part
-	// of a rune or none and are the caller's. io.EOF ends a complete answer.
-	// When ctx ends first, its error is returned and Next may be called again.
+	// Next waits for the next token, the end token included, and returns its
+	// bytes, which may be part of a rune or none and are the caller's. io.EOF
+	// ends a complete answer. When ctx ends first, its error is returned and
+	// Next may be called again. The engine may be ahead of what was read.
 	Next(ctx context.Context) ([]byte, error)
 	// Finish says why the answer is complete: "stop" or "length".
 	Finish() string
-	// Generated counts the tokens so far, the end token included.
-	Generated() int
 }
 
 // Request is one generation.

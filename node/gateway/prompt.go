@@ -16,8 +16,10 @@ func (m *servedModel) prompt(ctx context.Context, now time.Time, q *chatRequest)
 			message: fmt.Sprintf("the chat template of model %q cannot be used: %v", m.ID, m.templateErr)}
 	}
 	vars := map[string]any{}
-	for _, k := range q.templateArgs.Keys() {
-		vars[k], _ = q.templateArgs.Get(k)
+	if q.templateArgs != nil {
+		for _, k := range q.templateArgs.Keys() {
+			vars[k], _ = q.templateArgs.Get(k)
+		}
 	}
 	vars["messages"] = &jinja.List{Items: q.messages}
 	vars["add_generation_prompt"] = true
@@ -33,4 +35,28 @@ func (m *servedModel) prompt(ctx context.Context, now time.Time, q *chatRequest)
 		return "", badParam("messages", "the model's chat template refuses this conversation: "+raised.Message)
 	}
 	return "", badParam("messages", "the model's chat template failed: "+err.Error())
+}
+
+// Message is one turn of a conversation.
+type Message struct{ Role, Content string }
+
+// Render puts a conversation through a model's own chat template, ready for an
+// answer. Errors are for the person who asked.
+func (g *Gateway) Render(ctx context.Context, model string, turns []Message) (string, error) {
+	m, failed := g.model(model)
+	if failed != nil {
+		return "", failed
+	}
+	q := &chatRequest{templateArgs: jinja.NewDict()}
+	for _, t := range turns {
+		d := jinja.NewDict()
+		d.Set("role", t.Role)
+		d.Set("content", t.Content)
+		q.messages = append(q.messages, d)
+	}
+	text, failed := m.prompt(ctx, g.cfg.Now(), q)
+	if failed != nil {
+		return "", failed
+	}
+	return text, nil
 }

@@ -5,17 +5,18 @@ import (
 	"unicode/utf8"
 )
 
-// textFilter turns the bytes of tokens into text that is safe to send: whole
-// runes only, and nothing that is or may become a stop string.
-type textFilter struct {
-	stops   []string
+// TextFilter turns the bytes of tokens into text that is safe to send: whole
+// runes only, and nothing that is or may become a stop string. The zero value
+// with stop strings is ready.
+type TextFilter struct {
+	Stops   []string
 	bytes   []byte // the beginning of a rune
 	held    string // text that a stop string may begin in
 	stopped bool   // a stop string came; everything after it is dropped
 }
 
-// add takes a token's bytes and returns the text that can go out now.
-func (f *textFilter) add(piece []byte) string {
+// Add takes a token's bytes and returns the text that can go out now.
+func (f *TextFilter) Add(piece []byte) string {
 	if f.stopped {
 		return ""
 	}
@@ -26,8 +27,11 @@ func (f *textFilter) add(piece []byte) string {
 	return f.release()
 }
 
-// end returns what is left: a rune that never got whole becomes U+FFFD bytewise.
-func (f *textFilter) end() string {
+// Stopped says that a stop string came: nothing more will go out.
+func (f *TextFilter) Stopped() bool { return f.stopped }
+
+// End returns what is left: a rune that never got whole becomes U+FFFD bytewise.
+func (f *TextFilter) End() string {
 	if f.stopped {
 		return ""
 	}
@@ -46,9 +50,9 @@ func (f *textFilter) end() string {
 
 // release cuts at the stop string that is complete first, however the text was
 // split into tokens, and keeps back the longest tail that one may begin with.
-func (f *textFilter) release() string {
+func (f *TextFilter) release() string {
 	cut, end, keep := -1, len(f.held)+1, 0
-	for _, s := range f.stops {
+	for _, s := range f.Stops {
 		if i := strings.Index(f.held, s); i >= 0 && (i+len(s) < end || i+len(s) == end && i < cut) {
 			cut, end = i, i+len(s)
 		}
