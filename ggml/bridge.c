@@ -22,6 +22,11 @@ const char * kv_lib_path(void) {
     return dladdr((void *) ggml_backend_load_all_from_path, &info) ? info.dli_fname : NULL;
 }
 
+struct ggml_backend_feature * kv_features(ggml_backend_reg_t reg) {
+    ggml_backend_get_features_t get = (ggml_backend_get_features_t) ggml_backend_reg_get_proc_address(reg, "ggml_backend_get_features");
+    return get ? get(reg) : NULL;
+}
+
 // Polled by the CPU backend between operations.
 static bool stop_asked(void * flag) {
     return __atomic_load_n((int32_t *) flag, __ATOMIC_RELAXED) != 0;

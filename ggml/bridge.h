@@ -10,6 +10,9 @@ void kv_log_install(void);
 // The file that the linked library was loaded from, or NULL.
 const char * kv_lib_path(void);
 
+// What a backend uses of its hardware, ended by an entry without name; NULL when it does not say.
+struct ggml_backend_feature * kv_features(ggml_backend_reg_t reg);
+
 // Lets decodes stop when *flag is not 0.
 void kv_set_abort(struct llama_context_params * params, int32_t * flag);
 

@@ -39,6 +39,7 @@ func (*Kernel) SetProgram(int, []byte) (int, int, int, error) {
 func (*Kernel) Compute(int, []float32, []int32, []int32, []float32) error { return ErrNoLibrary }
 
 func (*Runtime) Devices() []Device            { return nil }
+func (*Runtime) Features() []string           { return nil }
 func (*Runtime) Variant() string              { return "none" }
 func (*Runtime) LibDir() string               { return "" }
 func (*Runtime) Release() string              { return "none" }

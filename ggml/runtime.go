@@ -121,6 +121,18 @@ func loadedVariant() string {
 // Variant is the CPU variant in use.
 func (rt *Runtime) Variant() string { return rt.variant }
 
+// Features lists what the CPU backend uses of this CPU, such as "AVX2".
+func (rt *Runtime) Features() []string {
+	reg := C.ggml_backend_dev_backend_reg(C.ggml_backend_dev_by_type(C.GGML_BACKEND_DEVICE_TYPE_CPU))
+	var out []string
+	for f := C.kv_features(reg); f != nil && f.name != nil; f = (*C.struct_ggml_backend_feature)(unsafe.Add(unsafe.Pointer(f), unsafe.Sizeof(*f))) {
+		if C.GoString(f.value) == "1" {
+			out = append(out, C.GoString(f.name))
+		}
+	}
+	return out
+}
+
 // LibDir is the folder that the backends come from.
 func (rt *Runtime) LibDir() string { return rt.libDir }
 
