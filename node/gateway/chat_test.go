@@ -296,3 +296,17 @@ func TestKeepAlive(t *testing.T) {
 		t.Errorf("text %q, finish %q", text, finish)
 	}
 }
+
+func TestRender(t *testing.T) {
+	g, err := New(Config{Models: []Model{{ID: "m", ChatTemplate: chatML, Engine: &scriptEngine{}}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := g.Render(t.Context(), "m", []Message{{"user", "hi"}})
+	if want := "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"; err != nil || got != want {
+		t.Errorf("got %q, %v; want %q", got, err, want)
+	}
+	if _, err := g.Render(t.Context(), "n", nil); err == nil || !strings.Contains(err.Error(), `"n" is not served`) {
+		t.Errorf("unknown model: %v", err)
+	}
+}
