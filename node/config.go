@@ -227,7 +227,7 @@ func (c *Config) checkRoles() error {
 		case r == RoleAuto:
 			return fmt.Errorf("role %q stands alone: remove it or the others", r)
 		case !slices.Contains(known, string(r)):
-			return fmt.Errorf("unknown role %q: want auto, backbone, worker, entry%s", r, suggest(string(r), known))
+			return fmt.Errorf("unknown role %q: want auto, backbone, worker, entry%s", r, Suggest(string(r), known))
 		case slices.Contains(c.Roles[:i], r):
 			return fmt.Errorf("role %q is named twice", r)
 		}
@@ -238,7 +238,9 @@ func (c *Config) checkRoles() error {
 	return nil
 }
 
-func suggest(word string, known []string) string {
+// Suggest is the end of an error about an unknown word: the nearest known one,
+// or "" when none is like it.
+func Suggest(word string, known []string) string {
 	if near := api.Nearest(word, known); near != "" {
 		return fmt.Sprintf("; did you mean %q?", near)
 	}
@@ -311,7 +313,7 @@ func (c *Config) checkNumbers() error {
 	}
 	modes := []string{ExpertsAuto, ExpertsHere, ExpertsSwarm, ExpertsRemote}
 	if !slices.Contains(modes, c.Model.Experts) {
-		return fmt.Errorf("model.experts %q: want %s%s", c.Model.Experts, strings.Join(modes, ", "), suggest(c.Model.Experts, modes))
+		return fmt.Errorf("model.experts %q: want %s%s", c.Model.Experts, strings.Join(modes, ", "), Suggest(c.Model.Experts, modes))
 	}
 	_, err := c.Log.level()
 	return err
@@ -320,7 +322,7 @@ func (c *Config) checkNumbers() error {
 func (l LogSettings) level() (slog.Level, error) {
 	known := []string{"debug", "info", "warn", "error"}
 	if !slices.Contains(known, l.Level) {
-		return 0, fmt.Errorf("log.level %q: want debug, info, warn, error%s", l.Level, suggest(l.Level, known))
+		return 0, fmt.Errorf("log.level %q: want debug, info, warn, error%s", l.Level, Suggest(l.Level, known))
 	}
 	var lv slog.Level
 	return lv, lv.UnmarshalText([]byte(l.Level))
