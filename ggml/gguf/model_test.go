@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"path/filepath"
@@ -49,14 +50,8 @@ func TestOpenSplit(t *testing.T) {
 func TestOpenRefuses(t *testing.T) {
 	first := splitModel(t)
 	part := func(i int) string { return strings.Replace(first, splitSuffix(0, 4), splitSuffix(i, 4), 1) }
-	renamed := filepath.Join(t.TempDir(), "model.gguf")
-	if err := os.WriteFile(renamed, readFile(t, part(1)), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	lonely := filepath.Join(t.TempDir(), "moe"+splitSuffix(0, 4))
-	if err := os.WriteFile(lonely, readFile(t, first), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	renamed := copyFile(t, part(1), "model.gguf")
+	lonely := copyFile(t, first, "moe"+splitSuffix(0, 4))
 	split := func(pairs ...any) string {
 		meta := metaOf("general.architecture", NewValue("x"))
 		for i := 0; i < len(pairs); i += 2 {
@@ -67,8 +62,8 @@ func TestOpenRefuses(t *testing.T) {
 	experts := func(count uint32, extra ...any) Metadata {
 		return metaOf(append([]any{"general.architecture", NewValue("x"), "x.block_count", NewValue(uint32(2)), "x.expert_count", NewValue(count)}, extra...)...)
 	}
-	up := func(name string, dtype tensor.DType, dims ...int64) outTensor {
-		return randomTensor(t, name, dtype, dims...)
+	one := func(meta Metadata, name string, dtype tensor.DType, dims ...int64) []string {
+		return []string{writeModel(t, "m.gguf", meta, randomTensor(t, name, dtype, dims...))}
 	}
 	tests := []struct {
 		name  string
@@ -87,12 +82,12 @@ func TestOpenRefuses(t *testing.T) {
 		{"huge split count", []string{split("split.count", NewValue(uint32(100000)))}, "split.count is 100000"},
 		{"odd split count", []string{split("split.count", NewValue("two"))}, "want integer"},
 		{"huge layer count", []string{split("x.block_count", NewValue(uint32(1<<31)))}, "x.block_count is 2147483648"},
-		{"fewer experts", []string{writeModel(t, "m.gguf", experts(8), up("blk.0.ffn_up_exps.weight", tensor.F32, 4, 4, 7))}, "dimension 2 is 7, want 8 experts"},
-		{"no expert count", []string{writeModel(t, "m.gguf", experts(0), up("blk.0.ffn_up_exps.weight", tensor.F32, 4, 4, 7))}, "no x.expert_count"},
-		{"layer past the end", []string{writeModel(t, "m.gguf", experts(7), up("blk.2.ffn_up_exps.weight", tensor.F32, 4, 4, 7))}, "the model has 2 layers"},
-		{"experts not outermost", []string{writeModel(t, "m.gguf", experts(7), up("blk.0.ffn_up_exps.bias", tensor.F32, 4, 7, 3))}, "must be the outermost"},
-		{"quantised scale", []string{writeModel(t, "m.gguf", experts(32), up("blk.0.ffn_up_exps.scale", tensor.Q8_0, 32))}, "a scale per expert of type q8_0"},
-		{"uneven groups", []string{writeModel(t, "m.gguf", experts(7, "x.experts_per_group", NewValue(uint32(2))), up("blk.0.ffn_up_chexps.weight", tensor.F32, 4, 4, 4))}, "7 experts in groups of 2"},
+		{"fewer experts", one(experts(8), "blk.0.ffn_up_exps.weight", tensor.F32, 4, 4, 7), "dimension 2 is 7, want 8 experts"},
+		{"no expert count", one(experts(0), "blk.0.ffn_up_exps.weight", tensor.F32, 4, 4, 7), "no x.expert_count"},
+		{"layer past the end", one(experts(7), "blk.2.ffn_up_exps.weight", tensor.F32, 4, 4, 7), "the model has 2 layers"},
+		{"experts not outermost", one(experts(7), "blk.0.ffn_up_exps.bias", tensor.F32, 4, 7, 3), "must be the outermost"},
+		{"quantised scale", one(experts(32), "blk.0.ffn_up_exps.scale", tensor.Q8_0, 32), "a scale per expert of type q8_0"},
+		{"uneven groups", one(experts(7, "x.experts_per_group", NewValue(uint32(2))), "blk.0.ffn_up_chexps.weight", tensor.F32, 4, 4, 4), "7 experts in groups of 2"},
 	}
 	for _, tt := range tests {
 		var m *Model
@@ -106,9 +101,46 @@ func TestOpenRefuses(t *testing.T) {
 			t.Errorf("%s: error = %v, want %q", tt.name, err, tt.want)
 		}
 	}
-	if _, err := Open(); err == nil {
-		t.Error("Open() of nothing succeeded")
+	if m, err := Open(); err == nil {
+		t.Errorf("Open() of nothing = %v", m)
 	}
+}
+
+// copyFile copies a file into a new folder.
+func copyFile(t testing.TB, src, name string) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), name)
+	if err := os.WriteFile(path, readFile(t, src), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// A file shaped like a 122B model: 48 layers of 256 experts, 75 GB, all of it holes.
+func TestLargeModel(t *testing.T) {
+	const layers, experts = 48, 256
+	meta := metaOf("general.architecture", NewValue("x"), "x.block_count", NewValue(uint32(layers)), "x.expert_count", NewValue(uint32(experts)))
+	var tensors []outTensor
+	for l := range layers {
+		for _, name := range []string{"gate", "up", "down"} {
+			tensors = append(tensors, outTensor{name: fmt.Sprintf("blk.%d.ffn_%s_exps.weight", l, name), dtype: tensor.Q5_K, shape: tensor.Shape{3072, 1024, experts, 1}})
+		}
+	}
+	path := writeModel(t, "large.gguf", meta, tensors...)
+	m := openModel(t, path)
+	size := m.Parts()[0].Size
+	if disk := diskBytes(t, path); size < 75e9 || disk > 1<<20 {
+		t.Errorf("%d bytes, %d on disk", size, disk)
+	}
+	list, err := m.ExpertTensors(layers-1, Range{experts - 1, experts})
+	if err != nil {
+		t.Fatal(err)
+	}
+	last := list[len(list)-1]
+	if got := last.Offset + last.Bytes; got != size || last.Bytes != 3072*1024/256*176 {
+		t.Errorf("the last slab is %d bytes and ends at %d of %d", last.Bytes, got, size)
+	}
+	slabBytes(t, last)
 }
 
 func TestModelWithoutExperts(t *testing.T) {
