@@ -44,7 +44,7 @@ type Finding struct {
 // RuntimeFacts is what the doctor is told of llama.cpp; the daemon fills it.
 type RuntimeFacts struct {
 	Err      error    // why the runtime does not open, nil when it does; the rest is then empty
-	Release  string   // llama.cpp's
+	Release  string   // of llama.cpp, "llama.cpp v0.5.0"
 	LibDir   string   // folder of the libraries
 	Variant  string   // CPU variant in use, "haswell"
 	Features []string // CPU features that it uses, "AVX2"
@@ -121,7 +121,7 @@ func (d *doctor) checkLibraries() {
 			Fix: "run make deps, then make build", Cost: "no model can run here"})
 		return
 	}
-	d.ok("libraries", "llama.cpp %s in %s", d.runtime.Release, d.runtime.LibDir)
+	d.ok("libraries", "%s in %s", d.runtime.Release, d.runtime.LibDir)
 	if d.runtime.Variant == "" {
 		d.add(Finding{Name: "cpu", Severity: SeverityFail, Text: "no library for this CPU was loaded",
 			Why: "there is no libggml-cpu-*.so that fits in " + d.runtime.LibDir, Fix: "run make deps", Cost: "nothing can be computed"})

@@ -21,7 +21,7 @@ func healthy(t *testing.T) *doctor {
 	}
 	return &doctor{
 		cfg: cfg, cores: 2, now: time.Date(2027, 1, 2, 3, 4, 5, 0, time.UTC),
-		runtime: RuntimeFacts{Release: "v0.5.0", LibDir: "/lib", Variant: "haswell", Features: []string{"AVX2"},
+		runtime: RuntimeFacts{Release: "llama.cpp v0.5.0", LibDir: "/lib", Variant: "haswell", Features: []string{"AVX2"},
 			Devices: []DeviceFact{{Name: "CPU", Description: "a processor", FreeBytes: 1 << 30, TotalBytes: 4 << 30}}},
 		synced: func() (bool, error) { return true, nil },
 		memory: func() (int64, error) { return 4 << 30, nil },
