@@ -108,10 +108,11 @@ type run struct {
 	onlyBusy    bool // every pending pair has a worker that is busy
 	localFailed bool
 
-	left  atomic.Int32  // parts that are not done
-	event chan struct{} // a part failed, or left is 0, or it is time; capacity 1
-	timer *time.Timer   // wakes the run at alarm or before
-	alarm time.Time
+	left   atomic.Int32  // parts that are not done
+	hungry atomic.Bool   // pairs are pending: every answer may make room for them
+	event  chan struct{} // a part failed, or left is 0, or it is time; capacity 1
+	timer  *time.Timer   // wakes the run at alarm or before
+	alarm  time.Time
 }
 
 // busyPeer is a peer that the run does not ask until some time.
@@ -180,6 +181,7 @@ func (r *run) compute(ctx context.Context, p *program, call *Call) error {
 			r.abort()
 			return r.missingError()
 		}
+		r.hungry.Store(len(r.pending) > 0)
 		if r.left.Load() > 0 || len(r.pending) > 0 {
 			if err := r.wait(ctx, now, changed); err != nil {
 				r.abort()
@@ -254,6 +256,8 @@ func (r *run) collect() time.Time {
 		}
 		if p.err != nil {
 			r.failed(p, now)
+		} else if len(r.busy) > 0 {
+			r.hasRoom(p.s)
 		}
 		r.recycle(p)
 		return true
@@ -323,6 +327,11 @@ func (r *run) isBusy(s *session, now time.Time) {
 		}
 	}
 	r.busy = append(r.busy, busyPeer{s, now.Add(firstRetry), firstRetry})
+}
+
+// hasRoom takes in that a peer answered: it can be asked at once.
+func (r *run) hasRoom(s *session) {
+	r.busy = slices.DeleteFunc(r.busy, func(b busyPeer) bool { return b.s == s })
 }
 
 // abort takes everything back. Afterwards nobody writes to Call.Out.

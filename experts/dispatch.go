@@ -140,9 +140,11 @@ func (r *run) ask(s *session, peer int32, now time.Time) {
 }
 
 func (r *run) newPart(s *session) *part {
-	p := &part{run: r}
+	var p *part
 	if n := len(r.free); n > 0 {
 		p, r.free = r.free[n-1], r.free[:n-1]
+	} else {
+		p = &part{run: r}
 	}
 	p.s, p.pairs, p.rows = s, p.pairs[:0], 0
 	return p

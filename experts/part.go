@@ -129,7 +129,7 @@ func (p *part) finish(err error) {
 	last := r.left.Add(-1) == 0
 	p.done.Store(true)
 	p.mu.Unlock()
-	if last || err != nil {
+	if last || err != nil || r.hungry.Load() {
 		r.wake()
 	}
 }

@@ -39,7 +39,7 @@ package experts
 //
 //	OFFER  1 wire version, 2 model id, 3 slices [[first layer, end, first expert, end]…],
 //	       4 most rows per call, 5 most pairs per call, 6 calls outstanding per session,
-//	       7 precisions
+//	       7 precisions, a byte each, as a byte string
 //	WANT   1 wire version, 2 model id, 3 precision
 //
 // Both sides compare the model ids; where they differ both end the session.
@@ -49,6 +49,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"slices"
 	"unicode/utf8"
 	"unsafe"
 
@@ -209,18 +210,10 @@ func (o *offer) validate() error {
 			return fmt.Errorf("%s is %d, want 1 to %d", n.name, n.value, maxCount)
 		}
 	}
-	if !bytes.Contains(precisionBytes(o.Precisions), []byte{byte(F32)}) {
+	if !slices.Contains(o.Precisions, F32) {
 		return errors.New("f32 is not among the precisions")
 	}
 	return nil
-}
-
-func precisionBytes(p []Precision) []byte {
-	b := make([]byte, len(p))
-	for i, v := range p {
-		b[i] = byte(v)
-	}
-	return b
 }
 
 func decodeWant(payload []byte) (w want, err error) {

@@ -1,0 +1,240 @@
+package experts
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+// The benchmarks measure what dispatch costs beyond compute: the kernel only copies. One call
+// is one token of a layer with rows of 3072 and 8 experts per token. Workers run in processes
+// of their own.
+
+const (
+	benchWidth = 3072
+	benchUsed  = 8
+)
+
+// mirror is a kernel whose experts return their row.
+type mirror struct{ width int }
+
+func (m mirror) SetProgram(int, []byte) (int, int, int, error) { return 0, m.width, m.width, nil }
+
+func (m mirror) Compute(_ int, rows []float32, row, _ []int32, out []float32) error {
+	for i, r := range row {
+		copy(out[i*m.width:][:m.width], rows[int(r)*m.width:])
+	}
+	return nil
+}
+
+const benchEnv = "EXPERTS_BENCH_WORKER"
+
+// TestMain turns the test binary into a worker, or a raw echo, when a benchmark asks for it.
+func TestMain(m *testing.M) {
+	what := os.Getenv(benchEnv)
+	if what == "" {
+		os.Exit(m.Run())
+	}
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	fmt.Println(l.Addr())
+	go func() { // ends with the parent
+		io.Copy(io.Discard, os.Stdin)
+		os.Exit(0)
+	}()
+	serve := echo
+	if what == "worker" {
+		w, err := NewWorker(WorkerConfig{
+			Model: testModel, Kernel: mirror{benchWidth}, Slices: []Slice{{EndLayer: 1, EndExpert: 64}},
+		})
+		if err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		serve = func(c net.Conn) { w.Serve(context.Background(), c) }
+	}
+	for {
+		conn, err := l.Accept()
+		if err != nil {
+			os.Exit(1)
+		}
+		go serve(conn)
+	}
+}
+
+// raw is a call without any protocol: a byte that says how many tokens, and as many bytes as the
+// frames of their call have, each way.
+type raw struct {
+	conn    net.Conn
+	r       *bufio.Reader
+	out, in []byte
+}
+
+func newRaw(c net.Conn) *raw {
+	const most = 32
+	return &raw{
+		conn: c, r: bufio.NewReaderSize(c, readBuffer),
+		out: make([]byte, 16+callSize(most, most*benchUsed, benchWidth)),
+		in:  make([]byte, 16+4*most*benchUsed*benchWidth),
+	}
+}
+
+func rawSizes(tokens int) (call, reply int) {
+	return 16 + callSize(tokens, tokens*benchUsed, benchWidth), 16 + 4*tokens*benchUsed*benchWidth
+}
+
+func (w *raw) call(tokens int) error {
+	call, reply := rawSizes(tokens)
+	w.out[0] = byte(tokens)
+	if _, err := w.conn.Write(w.out[:call]); err != nil {
+		return err
+	}
+	_, err := io.ReadFull(w.r, w.in[:reply])
+	return err
+}
+
+func echo(c net.Conn) {
+	w := newRaw(c)
+	for {
+		if _, err := io.ReadFull(w.r, w.out[:1]); err != nil {
+			return
+		}
+		call, reply := rawSizes(int(w.out[0]))
+		if _, err := io.ReadFull(w.r, w.out[1:call]); err != nil {
+			return
+		}
+		if _, err := c.Write(w.in[:reply]); err != nil {
+			return
+		}
+	}
+}
+
+// child starts the test binary as a process of that kind and returns its address.
+func child(b *testing.B, what string) string {
+	b.Helper()
+	cmd := exec.Command(os.Args[0])
+	cmd.Env = append(os.Environ(), benchEnv+"="+what)
+	cmd.Stderr = os.Stderr
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		b.Fatal(err)
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		b.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(func() { in.Close(); cmd.Wait() })
+	line, err := bufio.NewReader(out).ReadString('\n')
+	if err != nil {
+		b.Fatal(err)
+	}
+	return strings.TrimSpace(line)
+}
+
+func benchCall(tokens int) *Call {
+	c := &Call{
+		Program: []byte("mirror"), RowWidth: benchWidth, OutWidth: benchWidth, RowsPerToken: 1, Used: benchUsed,
+		Rows: make([]float32, tokens*benchWidth), Out: make([]float32, tokens*benchUsed*benchWidth),
+	}
+	for i := range tokens * benchUsed {
+		c.IDs = append(c.IDs, int32(i*7%64))
+	}
+	return c
+}
+
+type staticDialer map[string]string
+
+func (s staticDialer) Dial(ctx context.Context, id string) (net.Conn, error) {
+	var d net.Dialer
+	return d.DialContext(ctx, "tcp", s[id])
+}
+
+func benchDispatcher(b *testing.B, workers int) *Dispatcher {
+	b.Helper()
+	addrs := staticDialer{}
+	for i := range workers {
+		addrs[fmt.Sprint(i)] = child(b, "worker")
+	}
+	d, err := NewDispatcher(Config{Model: testModel, Dialer: addrs})
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(func() { d.Close() })
+	for id := range addrs {
+		d.AddPeer(id)
+	}
+	for end := time.Now().Add(5 * time.Second); ; time.Sleep(time.Millisecond) {
+		if !slices.ContainsFunc(d.Peers(), func(p PeerStatus) bool { return !p.Connected }) {
+			return d
+		}
+		if time.Now().After(end) {
+			b.Fatal("workers do not connect")
+		}
+	}
+}
+
+// percentiles reports p50 and p99 of what f takes.
+func percentiles(b *testing.B, f func()) {
+	b.Helper()
+	took := make([]time.Duration, 0, 1<<20)
+	b.ReportAllocs()
+	for b.Loop() {
+		began := time.Now()
+		f()
+		if len(took) < cap(took) {
+			took = append(took, time.Since(began))
+		}
+	}
+	slices.Sort(took)
+	b.ReportMetric(float64(took[len(took)/2])/1e3, "µs-p50")
+	b.ReportMetric(float64(took[len(took)*99/100])/1e3, "µs-p99")
+}
+
+// BenchmarkDispatch is one call over loopback TCP to worker processes.
+func BenchmarkDispatch(b *testing.B) {
+	for _, workers := range []int{1, 3} {
+		for _, tokens := range []int{1, 8, 32} {
+			b.Run(fmt.Sprintf("workers=%d/tokens=%d", workers, tokens), func(b *testing.B) {
+				d, call := benchDispatcher(b, workers), benchCall(tokens)
+				percentiles(b, func() {
+					if err := d.Compute(b.Context(), call); err != nil {
+						b.Fatal(err)
+					}
+				})
+			})
+		}
+	}
+}
+
+// BenchmarkRawTCP moves the same bytes without any protocol: the floor.
+func BenchmarkRawTCP(b *testing.B) {
+	for _, tokens := range []int{1, 8, 32} {
+		b.Run(fmt.Sprintf("tokens=%d", tokens), func(b *testing.B) {
+			conn, err := net.Dial("tcp", child(b, "echo"))
+			if err != nil {
+				b.Fatal(err)
+			}
+			defer conn.Close()
+			w := newRaw(conn)
+			percentiles(b, func() {
+				if err := w.call(tokens); err != nil {
+					b.Fatal(err)
+				}
+			})
+		})
+	}
+}

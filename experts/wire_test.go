@@ -1,0 +1,305 @@
+package experts
+
+import (
+	"encoding/hex"
+	"errors"
+	"math"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+)
+
+func testOffer() offer {
+	return offer{
+		Version: 1, Model: "m", Slices: []Slice{{FirstLayer: 0, EndLayer: 2, FirstExpert: 16, EndExpert: 300}},
+		MaxRows: 4096, MaxPairs: 10, Queue: 64, Precisions: []Precision{F32},
+	}
+}
+
+func mustControl(t testing.TB, v any) []byte {
+	t.Helper()
+	b, err := controlEnc.Marshal(v)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+// testPayload is a call of program 7 with two pairs over one row of two elements.
+func testPayload() []byte {
+	b := make([]byte, callSize(1, 2, 2))
+	c := layCall(b, 7, 250, 1, 2, 2)
+	copy(c.row, []int32{0, 0})
+	copy(c.expert, []int32{5, 258})
+	copy(c.rows, []float32{1, -2})
+	return b
+}
+
+func TestGoldenBytes(t *testing.T) {
+	tests := []struct {
+		name string
+		got  []byte
+		want string
+	}{
+		{"offer", mustControl(t, testOffer()), "a7 0101 02616d 0381840002101901 2c 04191000 050a 061840 074101"},
+		{"want", mustControl(t, want{1, "m", F32}), "a3 0101 02616d 0301"},
+		{"program", putProgram(nil, 3, 48, []byte{0xaa, 0xbb}), "03000000 30000000 aabb"},
+		{"result", putResult(nil, 3072, 1024), "000c0000 00040000"},
+		{"error", putError(nil, CodeBusy, "full"), "0200 0000 66756c6c"},
+		{"call", testPayload(), "07000000 01000000 fa000000 01000000 02000000 02000000" +
+			"00000000 00000000 05000000 02010000 0000803f 000000c0"},
+	}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			if got, want := hex.EncodeToString(test.got), strings.ReplaceAll(test.want, " ", ""); got != want {
+				t.Errorf("got  %s\nwant %s", got, want)
+			}
+		})
+	}
+}
+
+func TestFrameTypes(t *testing.T) {
+	got := []uint8{frameOffer, frameWant, frameProgram, frameResult, frameCall, frameReply, frameError,
+		frameCancel, framePing, framePong, frameGoAway}
+	for i, v := range got {
+		if int(v) != i+1 {
+			t.Errorf("frame type %d has the number %d", i+1, v)
+		}
+	}
+	codes := []Code{CodeProtocol, CodeBusy, CodeExpired, CodeExpert, CodeProgram, CodeLimit, CodeKernel, CodeClosing}
+	for i, c := range codes {
+		if int(c) != i+1 || c.String() == "" {
+			t.Errorf("code %d has the number %d and the name %q", i+1, c, c)
+		}
+	}
+}
+
+func TestRoundTrips(t *testing.T) {
+	o, err := decodeOffer(mustControl(t, testOffer()))
+	if err != nil || !reflect.DeepEqual(o, testOffer()) {
+		t.Errorf("offer: got %+v, %v", o, err)
+	}
+	w, err := decodeWant(mustControl(t, want{1, "m", F32}))
+	if err != nil || w != (want{1, "m", F32}) {
+		t.Errorf("want: got %+v, %v", w, err)
+	}
+	n, layer, program, err := decodeProgram(putProgram(nil, 3, 48, []byte("abc")))
+	if err != nil || n != 3 || layer != 48 || string(program) != "abc" {
+		t.Errorf("program: got %d, %d, %q, %v", n, layer, program, err)
+	}
+	e, err := decodeError(putError(nil, CodeKernel, strings.Repeat("é", maxText)))
+	if err != nil || e.Code != CodeKernel || e.Text != strings.Repeat("é", maxText/2) {
+		t.Errorf("error: got %v, %v", e, err)
+	}
+	c, err := decodeCall(testPayload(), 1, 2)
+	if err != nil || c.program != 7 || c.deadline != 250 || c.width != 2 ||
+		!slices.Equal(c.row, []int32{0, 0}) || !slices.Equal(c.expert, []int32{5, 258}) || !slices.Equal(c.rows, []float32{1, -2}) {
+		t.Errorf("call: got %+v, %v", c, err)
+	}
+}
+
+// TestRefusals has one vector per reason to refuse.
+func TestRefusals(t *testing.T) {
+	offerWith := func(change func(*offer)) []byte {
+		o := testOffer()
+		change(&o)
+		return mustControl(t, o)
+	}
+	callWith := func(at int, bytes ...byte) []byte {
+		b := testPayload()
+		copy(b[at:], bytes)
+		return b
+	}
+	offerOf := func(b []byte) error { _, err := decodeOffer(b); return err }
+	wantOf := func(b []byte) error { _, err := decodeWant(b); return err }
+	programOf := func(b []byte) error { _, _, _, err := decodeProgram(b); return err }
+	resultOf := func(b []byte) error { _, _, err := decodeResult(b); return err }
+	errorOf := func(b []byte) error { _, err := decodeError(b); return err }
+	callOf := func(b []byte) error { _, err := decodeCall(b, 1, 2); return err }
+	max32 := []byte{0xff, 0xff, 0xff, 0xff}
+	tests := []struct {
+		name    string
+		decode  func([]byte) error
+		payload []byte
+		want    string
+	}{
+		{"offer: not cbor", offerOf, []byte{0xff}, "offer"},
+		{"offer: trailing bytes", offerOf, append(mustControl(t, testOffer()), 0), "extraneous"},
+		{"offer: too long", offerOf, make([]byte, maxControl+1), "at most"},
+		{"offer: version", offerOf, offerWith(func(o *offer) { o.Version = 2 }), "wire version 2"},
+		{"offer: no model", offerOf, offerWith(func(o *offer) { o.Model = "" }), "model id"},
+		{"offer: long model", offerOf, offerWith(func(o *offer) { o.Model = ModelID(strings.Repeat("x", 129)) }), "model id"},
+		{"offer: no slices", offerOf, offerWith(func(o *offer) { o.Slices = []Slice{} }), "0 slices"},
+		{"offer: too many slices", offerOf, offerWith(func(o *offer) { o.Slices = make([]Slice, maxSlices+1) }), "max number of elements"},
+		{"offer: empty slice", offerOf, offerWith(func(o *offer) { o.Slices[0].EndExpert = 16 }), "empty or out of bounds"},
+		{"offer: negative slice", offerOf, offerWith(func(o *offer) { o.Slices[0].FirstLayer = -1 }), "out of bounds"},
+		{"offer: huge slice", offerOf, offerWith(func(o *offer) { o.Slices[0].EndExpert = maxCount + 1 }), "out of bounds"},
+		{"offer: no rows", offerOf, offerWith(func(o *offer) { o.MaxRows = 0 }), "rows per call"},
+		{"offer: huge pairs", offerOf, offerWith(func(o *offer) { o.MaxPairs = maxCount + 1 }), "pairs per call"},
+		{"offer: negative queue", offerOf, offerWith(func(o *offer) { o.Queue = -1 }), "outstanding calls"},
+		{"offer: no f32", offerOf, offerWith(func(o *offer) { o.Precisions = []Precision{2} }), "f32"},
+		{"offer: unknown key", offerOf, mustControl(t, map[int]int{1: 1, 99: 1}), "unknown field"},
+		{"want: key twice", wantOf, []byte{0xa4, 1, 1, 1, 1, 2, 0x61, 'm', 3, 1}, "duplicate"},
+		{"want: keys unordered", wantOf, []byte{0xa3, 2, 0x61, 'm', 1, 1, 3, 1}, "deterministic"},
+		{"want: long integer", wantOf, []byte{0xa3, 1, 0x18, 1, 2, 0x61, 'm', 3, 1}, "deterministic"},
+		{"want: indefinite length", wantOf, []byte{0xbf, 1, 1, 2, 0x61, 'm', 3, 1, 0xff}, "indefinite"},
+		{"want: version", wantOf, mustControl(t, want{7, "m", F32}), "wire version 7"},
+		{"want: precision", wantOf, mustControl(t, want{1, "m", 3}), "precision 3"},
+		{"want: no model", wantOf, mustControl(t, want{1, "", F32}), "model id"},
+		{"program: empty", programOf, putProgram(nil, 0, 0, nil), "want 9"},
+		{"program: too long", programOf, putProgram(nil, 0, 0, make([]byte, MaxProgram+1)), "want 9"},
+		{"program: number", programOf, putProgram(nil, MaxPrograms, 0, []byte{1}), "program number"},
+		{"program: layer", programOf, putProgram(nil, 0, maxCount, []byte{1}), "for layer"},
+		{"result: short", resultOf, make([]byte, 7), "want 8"},
+		{"result: no width", resultOf, putResult(nil, 0, 8), "widths"},
+		{"result: huge width", resultOf, putResult(nil, 8, MaxWidth+1), "widths"},
+		{"error: short", errorOf, make([]byte, 3), "want 4"},
+		{"error: long", errorOf, make([]byte, 5+maxText), "want 4"},
+		{"error: code 0", errorOf, make([]byte, 4), "malformed"},
+		{"error: unknown code", errorOf, []byte{99, 0, 0, 0}, "malformed"},
+		{"error: padding", errorOf, []byte{1, 0, 1, 0}, "malformed"},
+		{"error: not utf-8", errorOf, []byte{1, 0, 0, 0, 0xff}, "malformed"},
+		{"call: short", callOf, testPayload()[:callHead-1], "at least"},
+		{"call: program", callOf, callWith(0, max32...), "call of program"},
+		{"call: precision", callOf, callWith(4, 3), "precision"},
+		{"call: padding", callOf, callWith(6, 1), "precision"},
+		{"call: no deadline", callOf, callWith(8, 0, 0, 0, 0), "deadline"},
+		{"call: no rows", callOf, callWith(12, 0), "0 rows"},
+		{"call: rows beyond the limit", callOf, callWith(12, 2), "2 rows"},
+		{"call: 4 G rows", callOf, callWith(12, max32...), "rows"},
+		{"call: no pairs", callOf, callWith(16, 0), "0 pairs"},
+		{"call: pairs beyond the limit", callOf, callWith(16, 3), "3 pairs"},
+		{"call: no width", callOf, callWith(20, 0), "rows of 0"},
+		{"call: huge width", callOf, callWith(20, max32...), "rows of"},
+		{"call: truncated", callOf, testPayload()[:callSize(1, 2, 2)-4], "its counts say"},
+		{"call: trailing bytes", callOf, append(testPayload(), 0, 0, 0, 0), "its counts say"},
+		{"call: row out of bounds", callOf, callWith(24, 1), "names row 1"},
+		{"call: negative row", callOf, callWith(24, max32...), "names row"},
+		{"call: expert out of bounds", callOf, callWith(32, max32...), "names expert"},
+	}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			err := test.decode(test.payload)
+			if err == nil || !strings.Contains(err.Error(), test.want) {
+				t.Errorf("got %v, want an error with %q", err, test.want)
+			}
+		})
+	}
+}
+
+// TestCountsDoNotOverflow has counts whose sizes wrap around in 32 bits.
+func TestCountsDoNotOverflow(t *testing.T) {
+	b := make([]byte, callHead)
+	for at, v := range map[int]uint32{4: 1, 8: 1, 12: 1 << 20, 16: 1 << 20, 20: MaxWidth} {
+		b[at], b[at+1], b[at+2], b[at+3] = byte(v), byte(v>>8), byte(v>>16), byte(v>>24)
+	}
+	if _, err := decodeCall(b, maxCount, maxCount); err == nil || !strings.Contains(err.Error(), "counts say") {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestFinite(t *testing.T) {
+	values := map[float32]bool{
+		0: true, float32(math.Copysign(0, -1)): true, 1: true, -math.MaxFloat32: true, math.MaxFloat32: true,
+		math.SmallestNonzeroFloat32: true, float32(math.Inf(1)): false, float32(math.Inf(-1)): false,
+	}
+	for v, want := range values {
+		checkFinite(t, v, want)
+	}
+	checkFinite(t, float32(math.NaN()), false)
+	checkFinite(t, math.Float32frombits(0xff800001), false)
+}
+
+// checkFinite puts a value in every place of buffers of several lengths.
+func checkFinite(t *testing.T, v float32, want bool) {
+	t.Helper()
+	for n := 1; n <= 19; n++ {
+		for at := range n {
+			b := make([]byte, 4*n)
+			f := float32s(b)
+			for i := range f {
+				f[i] = -math.MaxFloat32
+			}
+			f[at] = v
+			if got := finite(b); got != want {
+				t.Errorf("%v at %d of %d: finite is %v", v, at, n, got)
+			}
+		}
+	}
+}
+
+func TestMissingErrorText(t *testing.T) {
+	err := error(&MissingError{Layer: 3, Experts: []int{1, 2, 3, 7, 9, 10}, Reasons: []string{"peer a: gone"}})
+	if want := "layer 3: no worker for experts 1-3, 7, 9-10: peer a: gone"; err.Error() != want {
+		t.Errorf("got %q, want %q", err, want)
+	}
+	long := &MissingError{}
+	for i := range 40 {
+		long.Experts = append(long.Experts, 2*i)
+	}
+	if !strings.HasSuffix(long.Error(), "14 and 32 more: no peer offers them") {
+		t.Errorf("got %q", long)
+	}
+	if !errors.Is(violation(errors.New("x")), ErrProtocol) {
+		t.Error("a violation is not ErrProtocol")
+	}
+}
+
+func FuzzOffer(f *testing.F) {
+	f.Add(mustControl(f, testOffer()))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		if o, err := decodeOffer(b); err == nil && string(mustControl(t, o)) != string(b) {
+			t.Errorf("%x decodes to %+v, which encodes differently", b, o)
+		}
+	})
+}
+
+func FuzzWant(f *testing.F) {
+	f.Add(mustControl(f, want{1, "m", F32}))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		if w, err := decodeWant(b); err == nil && string(mustControl(t, w)) != string(b) {
+			t.Errorf("%x decodes to %+v, which encodes differently", b, w)
+		}
+	})
+}
+
+func FuzzCall(f *testing.F) {
+	f.Add(testPayload(), uint16(4), uint16(4))
+	f.Fuzz(func(t *testing.T, b []byte, mostRows, mostPairs uint16) {
+		maxRows, maxPairs := int(mostRows), int(mostPairs)
+		c, err := decodeCall(slices.Clone(b), maxRows, maxPairs)
+		if err != nil {
+			return
+		}
+		rows := len(c.rows) / c.width
+		if rows > maxRows || len(c.row) > maxPairs || len(c.row) != len(c.expert) {
+			t.Fatalf("accepted %d rows, %d pairs", rows, len(c.row))
+		}
+		again := make([]byte, callSize(rows, len(c.row), c.width))
+		d := layCall(again, c.program, c.deadline, rows, len(c.row), c.width)
+		copy(float32s(again[len(again)-4*len(c.rows):]), c.rows)
+		copy(d.row, c.row)
+		copy(d.expert, c.expert)
+		if string(again) != string(b) {
+			t.Error("encodes differently")
+		}
+	})
+}
+
+func FuzzSmallFrames(f *testing.F) {
+	f.Add(putProgram(nil, 3, 4, []byte("p")))
+	f.Add(putResult(nil, 3, 4))
+	f.Add(putError(nil, CodeBusy, "x"))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		if n, layer, program, err := decodeProgram(b); err == nil && string(putProgram(nil, n, layer, program)) != string(b) {
+			t.Error("program encodes differently")
+		}
+		if r, o, err := decodeResult(b); err == nil && string(putResult(nil, r, o)) != string(b) {
+			t.Error("result encodes differently")
+		}
+		if e, err := decodeError(b); err == nil && string(putError(nil, e.Code, e.Text)) != string(b) {
+			t.Error("error encodes differently")
+		}
+	})
+}
