@@ -38,6 +38,7 @@ const (
 	// maxHello bounds a record or verdict in bytes.
 	maxHello     = 16 << 10
 	maxText      = 128 // bytes of any text
+	maxID        = 64  // bytes of a peer id; one of an ed25519 key has 38
 	maxProtocols = 32
 	maxBackends  = 16
 	maxModels    = 64
@@ -136,6 +137,12 @@ func decodeHello(b []byte) (Hello, error) {
 
 // check applies the limits that hold for both directions.
 func (h *Hello) check() error {
+	if len(h.ID) == 0 || len(h.ID) > maxID {
+		return fmt.Errorf("peer id of %d bytes, want 1 to %d", len(h.ID), maxID)
+	}
+	if _, err := peer.IDFromBytes([]byte(h.ID)); err != nil {
+		return fmt.Errorf("peer id: %w", err)
+	}
 	if len(h.Protocols) > maxProtocols || len(h.Backends) > maxBackends || len(h.Models) > maxModels {
 		return fmt.Errorf("%d protocols, %d backends, %d models: at most %d, %d, %d",
 			len(h.Protocols), len(h.Backends), len(h.Models), maxProtocols, maxBackends, maxModels)

@@ -1,4 +1,4 @@
-//go:build !unix
+//go:build !linux
 
 package p2p
 
@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// spinConn does not spin where sockets can not be read without waiting.
+// spinConn does not spin where it was not measured.
 type spinConn struct{ *net.TCPConn }
 
 func newSpinConn(c *net.TCPConn) *spinConn { return &spinConn{c} }

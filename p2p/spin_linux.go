@@ -1,5 +1,3 @@
-//go:build unix
-
 package p2p
 
 import (
@@ -13,40 +11,32 @@ import (
 	"time"
 )
 
-const (
-	// parkCost is added to the budget when a parked read is judged: waking up takes
-	// about that long, so data that came within the budget seems to come this much later.
-	parkCost = 100 * time.Microsecond
-	// maxTrust is the score at which the whole budget is spent.
-	maxTrust = 8
-	// probeEvery is how many reads pass without a spin before one tries again.
-	probeEvery = 16
-)
+// goYield is how often a spinning reader lets the goroutines of its thread run. It gives
+// the core to other threads at each look, and they are more often those that wait.
+const goYield = 20 * time.Microsecond
 
 // spinConn is a TCP connection whose reads look at the socket for a bounded time before
-// they park. Waking a parked goroutine costs tens of microseconds, more than the whole
-// exchange on a local network.
+// they park. Waking a parked goroutine can cost tens of microseconds, more than the whole
+// exchange on a local network. Whether it does depends on how busy the cores are, so
+// spinChoice measures it.
 //
-// The time adapts: each read that finds data within the budget raises trust, each that
-// does not lowers it, and without trust nearly all reads park at once. An idle connection
-// costs one budget, then it is parked like any other. Between two looks the goroutine
-// yields.
+// An idle connection costs one budget, then it is parked like any other. Between two looks
+// the core is offered to whoever wants it.
 type spinConn struct {
 	*net.TCPConn
 	raw    syscall.RawConn
 	budget time.Duration // 0: off
 
-	mu    sync.Mutex // one reader at a time; guards what follows
-	trust int        // 0 … maxTrust
-	cold  int        // reads since the last spin
-	look  func(fd uintptr) bool
-	buf   []byte // of the look under way, as n and err
-	n     int
-	err   error
+	mu     sync.Mutex // one reader at a time; guards what follows
+	choice spinChoice
+	look   func(fd uintptr) bool
+	buf    []byte // of the look under way, as n and err
+	n      int
+	err    error
 }
 
 func newSpinConn(c *net.TCPConn) *spinConn {
-	s := &spinConn{TCPConn: c, trust: maxTrust}
+	s := &spinConn{TCPConn: c}
 	s.look = func(fd uintptr) bool {
 		s.n, s.err = syscall.Read(int(fd), s.buf)
 		return true // never wait here
@@ -75,31 +65,34 @@ func (s *spinConn) Read(b []byte) (int, error) {
 		return n, err
 	}
 	start := time.Now()
-	for spin := s.spinTime(); time.Since(start) < spin; {
-		runtime.Gosched()
-		if n, ok, err = s.tryRead(b); ok {
-			s.trust = min(s.trust+1, maxTrust)
-			return n, err
-		}
+	spin := s.choice.spins()
+	if spin {
+		n, ok, err = s.spin(b, start)
 	}
-	n, err = s.TCPConn.Read(b)
-	if time.Since(start) <= s.budget+parkCost {
-		s.trust = min(s.trust+1, maxTrust)
-	} else {
-		s.trust = max(s.trust-1, 0)
+	if !ok {
+		n, err = s.TCPConn.Read(b)
 	}
+	s.choice.learn(spin, time.Since(start))
 	return n, err
 }
 
-// spinTime is how long this read may spin.
-func (s *spinConn) spinTime() time.Duration {
-	if s.trust == 0 {
-		if s.cold++; s.cold < probeEvery {
-			return 0
+// spin looks until there is something or the budget is spent.
+func (s *spinConn) spin(b []byte, start time.Time) (n int, ok bool, err error) {
+	yielded := time.Duration(0)
+	for {
+		syscall.Syscall(syscall.SYS_SCHED_YIELD, 0, 0, 0)
+		if n, ok, err = s.tryRead(b); ok {
+			return n, ok, err
+		}
+		spent := time.Since(start)
+		if spent >= s.budget {
+			return 0, false, nil
+		}
+		if spent-yielded >= goYield {
+			runtime.Gosched()
+			yielded = spent
 		}
 	}
-	s.cold = 0
-	return s.budget * time.Duration(max(s.trust, 1)) / maxTrust
 }
 
 // tryRead looks once. It is not ok when there is nothing yet. A deadline that has passed
