@@ -30,7 +30,7 @@ type child struct {
 	words bytes.Buffer
 }
 
-// startChild runs `kvasird run` with these flags beside --data and --http off.
+// startChild runs `kvasird run` with these flags beside --data.
 // The process dies with this one, however that ends.
 func startChild(dir, name string, args ...string) (*child, error) {
 	self, err := os.Executable()
@@ -38,7 +38,7 @@ func startChild(dir, name string, args ...string) (*child, error) {
 		return nil, err
 	}
 	c := &child{name: name, dir: filepath.Join(dir, name), exited: make(chan struct{})}
-	c.cmd = exec.Command(self, append([]string{"run", "--data", c.dir, "--http", Off}, args...)...)
+	c.cmd = exec.Command(self, append([]string{"run", "--data", c.dir}, args...)...)
 	c.cmd.Stderr = c
 	c.cmd.SysProcAttr = dieWithParent()
 	if err := c.cmd.Start(); err != nil {

@@ -103,7 +103,7 @@ func (d *demoSwarm) startWorker(ctx context.Context, m *gguf.Model, i int, cut g
 	if err != nil {
 		return nil, err
 	}
-	w, err := d.children.start(d.dir, fmt.Sprintf("worker-%d", i+1), "--model", path, "--role", "worker",
+	w, err := d.children.start(d.dir, fmt.Sprintf("worker-%d", i+1), "--model", path, "--role", "worker", "--http", Off,
 		"--threads", "1", "--listen", "/ip4/127.0.0.1/tcp/0")
 	d.workers = append(d.workers, w)
 	return w, err

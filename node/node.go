@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"os"
 	"slices"
 	"sync"
@@ -49,6 +50,7 @@ type Node struct {
 	model    *ggml.Model   // role backbone
 	engine   *engine.Engine
 	gateway  *gateway.Gateway
+	http     net.Listener // of the gateway, role entry
 
 	stops []func() error // in the order of starting
 
@@ -192,6 +194,11 @@ func (n *Node) startBackbone(ctx context.Context) error {
 	}
 	n.onStop(n.engine.Close)
 	n.gateway, err = gateway.New(gateway.Config{Models: []gateway.Model{n.served()}, Logger: n.log})
+	if err == nil && n.cfg.Has(RoleEntry) && n.cfg.HTTP != Off {
+		if n.http, err = gateway.Listen(n.cfg.HTTP); err == nil {
+			n.onStop(func() error { n.http.Close(); return nil }) // closed already unless the start failed
+		}
+	}
 	return err
 }
 
@@ -209,9 +216,9 @@ func (n *Node) serve(ctx context.Context, failed chan<- error) (wait func()) {
 	if n.engine != nil {
 		loops.Go(func() { n.keepReady(ctx) })
 	}
-	if n.gateway != nil && n.cfg.Has(RoleEntry) && n.cfg.HTTP != Off {
+	if n.http != nil {
 		loops.Go(func() {
-			if err := n.serveHTTP(ctx); err != nil {
+			if err := n.gateway.Run(ctx, n.http); err != nil {
 				fail(err)
 			}
 		})
@@ -229,14 +236,6 @@ func (n *Node) serve(ctx context.Context, failed chan<- error) (wait func()) {
 		}
 		loops.Wait()
 	}
-}
-
-func (n *Node) serveHTTP(ctx context.Context) error {
-	l, err := gateway.Listen(n.cfg.HTTP)
-	if err != nil {
-		return err
-	}
-	return n.gateway.Run(ctx, l)
 }
 
 // keepReady sends canaries until one went through, and again whenever the
@@ -267,12 +266,12 @@ func (n *Node) keepReady(ctx context.Context) {
 	}
 }
 
-// HTTPAddr is where the gateway was told to listen, or "".
+// HTTPAddr is where the gateway listens, or "".
 func (n *Node) HTTPAddr() string {
-	if n.gateway == nil || !n.cfg.Has(RoleEntry) || n.cfg.HTTP == Off {
+	if n.http == nil {
 		return ""
 	}
-	return n.cfg.HTTP
+	return n.http.Addr().String()
 }
 
 // Addrs are the multiaddrs by which peers reach this node.

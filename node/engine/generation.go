@@ -22,12 +22,18 @@ type Generation struct {
 	notify chan struct{} // 1 deep: something changed for Next
 
 	mu        sync.Mutex // guards what follows
-	pieces    [][]byte
+	pieces    []piece
 	err       error // io.EOF when complete
 	finish    string
 	generated int
 	gone      error // why the caller's context ended
 	decoding  bool  // in the batch that is being decoded
+}
+
+// piece is a token with its bytes.
+type piece struct {
+	token ggml.Token
+	bytes []byte
 }
 
 // watch ends the request when ctx ends.
@@ -72,12 +78,12 @@ func (g *Generation) wake() {
 	}
 }
 
-// add hands a token's bytes to the caller.
-func (g *Generation) add(piece []byte) {
+// add hands a token to the caller.
+func (g *Generation) add(t ggml.Token, bytes []byte) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.generated++
-	g.pieces = append(g.pieces, piece)
+	g.pieces = append(g.pieces, piece{t, bytes})
 	g.wake()
 }
 
@@ -98,23 +104,29 @@ func (g *Generation) close(err error, finish string) {
 // error a failed one; the tokens before it come first. When ctx ends while
 // nothing is there, its error is returned and Next may be called again.
 func (g *Generation) Next(ctx context.Context) ([]byte, error) {
+	_, bytes, err := g.NextToken(ctx)
+	return bytes, err
+}
+
+// NextToken is Next with the token's id.
+func (g *Generation) NextToken(ctx context.Context) (ggml.Token, []byte, error) {
 	for {
 		g.mu.Lock()
 		if len(g.pieces) > 0 {
-			piece := g.pieces[0]
+			p := g.pieces[0]
 			g.pieces = g.pieces[1:]
 			g.mu.Unlock()
-			return piece, nil
+			return p.token, p.bytes, nil
 		}
 		err := g.err
 		g.mu.Unlock()
 		if err != nil {
-			return nil, err
+			return 0, nil, err
 		}
 		select {
 		case <-g.notify:
 		case <-ctx.Done():
-			return nil, ctx.Err()
+			return 0, nil, ctx.Err()
 		}
 	}
 }

@@ -196,12 +196,12 @@ func (e *Engine) deliver(s *slot) {
 	e.count(func(st *Stats) { st.Generated++ })
 	g.left--
 	if e.cfg.Model.IsEOG(t) {
-		g.add(nil)
+		g.add(t, nil)
 		e.release(s, io.EOF, "stop")
 		return
 	}
 	g.tokens = append(g.tokens, t)
-	g.add(e.cfg.Model.Piece(t, false))
+	g.add(t, e.cfg.Model.Piece(t, false))
 	if g.left == 0 {
 		e.release(s, io.EOF, "length")
 	}
