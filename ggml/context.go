@@ -124,10 +124,14 @@ func (c *Context) Decode(ctx context.Context, b *Batch) error {
 		return err
 	}
 	if ctx.Done() != nil {
-		stop := context.AfterFunc(ctx, func() { atomic.StoreInt32(c.abort, 1) })
+		stored := make(chan struct{})
+		stop := context.AfterFunc(ctx, func() {
+			atomic.StoreInt32(c.abort, 1)
+			close(stored)
+		})
 		defer func() {
 			if !stop() {
-				<-ctx.Done()
+				<-stored // or a late store would abort the next decode
 			}
 			atomic.StoreInt32(c.abort, 0)
 		}()

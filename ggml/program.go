@@ -202,6 +202,8 @@ func (o *Op) checkWidths(a, b uint32) error {
 		switch {
 		case !o.Act.glu():
 			return fmt.Errorf("activation %d is no gated one", o.Act)
+		case o.Fused && (o.Act == ActSwiGLUOAI || o.Act == ActSwiGLUClamp):
+			return fmt.Errorf("activation %d takes a gate and an up, not halves", o.Act)
 		case o.Fused && a%2 != 0:
 			return fmt.Errorf("odd width %d cannot be halved", a)
 		case o.Fused:

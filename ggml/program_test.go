@@ -70,6 +70,7 @@ func TestProgramRefused(t *testing.T) {
 		{"weight name long", func(p *Program) { p.Ops[0].Weight = strings.Repeat("x", 99) }, "weight name"},
 		{"halves differ", func(p *Program) { p.Ops[0].Width = 4 }, "gate is 4 wide and up 8"},
 		{"odd halves", func(p *Program) { p.Ops[0].Width = 7; p.Ops[2].B, p.Ops[2].Fused = 0, true }, "odd width 7"},
+		{"halves clamped", func(p *Program) { p.Ops[2].Fused, p.Ops[2].Act = true, ActSwiGLUClamp }, "not halves"},
 		{"activation", func(p *Program) { p.Ops[2].Act = ActSiLU }, "activation 20"},
 		{"unary activation", func(p *Program) { p.Ops[2] = Op{Code: OpUnary, A: 1, Act: 99, Width: 8} }, "activation 99"},
 		{"precision", func(p *Program) { p.Ops[0].Prec[0] = 200 }, "precision"},

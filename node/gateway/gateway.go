@@ -31,7 +31,7 @@ import (
 )
 
 // DefaultAddr is where a gateway listens when nothing else is asked for.
-const DefaultAddr = "127.0.0.1:8617"
+const DefaultAddr = "127.0.0.1:19000"
 
 // Limits on what a client may send and how long it may take.
 const (
