@@ -15,11 +15,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/libp2p/go-libp2p"
-	"github.com/libp2p/go-libp2p/core/host"
 	"github.com/libp2p/go-libp2p/core/network"
 	"github.com/libp2p/go-libp2p/core/peer"
-	"github.com/libp2p/go-libp2p/core/protocol"
 	ma "github.com/multiformats/go-multiaddr"
 )
 
@@ -118,17 +115,6 @@ func echo(c Conn, size int) error {
 	return nil
 }
 
-// stranger is a libp2p host that does not know our protocols.
-func stranger(t *testing.T) host.Host {
-	t.Helper()
-	h, err := libp2p.New(libp2p.ListenAddrStrings("/ip4/127.0.0.1/tcp/0"), libp2p.DisableMetrics())
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { h.Close() })
-	return h
-}
-
 func TestTwoHosts(t *testing.T) {
 	for _, transport := range []string{"/ip4/127.0.0.1/tcp/0", "/ip4/127.0.0.1/udp/0/quic-v1"} {
 		t.Run(transport, func(t *testing.T) {
@@ -179,189 +165,6 @@ func TestTwoHosts(t *testing.T) {
 	}
 }
 
-func TestHelloRefused(t *testing.T) {
-	tests := []struct {
-		name        string
-		change      func(*Config)
-		field       string
-		dials, sits string // what the dialler and the listener have
-	}{
-		{"network", func(c *Config) { c.Network = "othernet" }, "network", "othernet", "testnet"},
-		{"pack", func(c *Config) { c.Pack = "llama-v0.4.0/1" }, "runtime pack", "llama-v0.4.0/1", "llama-v0.5.0/1"},
-		{"protocol", func(c *Config) { c.Protocols = []string{"echo/2", "echo/3"} }, "protocol echo", "2, 3", "1"},
-	}
-	for _, tt := range tests {
-		t.Run(tt.name, func(t *testing.T) {
-			var log lockedBuffer
-			b := startHost(t, func(c *Config) { c.Logger = slog.New(slog.NewTextHandler(&log, nil)) })
-			a := startHost(t, tt.change)
-			_, err := a.Hello(t.Context(), infoOf(t, b))
-			want := RefusedError{Peer: b.ID(), Field: tt.field, Want: tt.dials, Got: tt.sits}
-			var got *RefusedError
-			if !errors.As(err, &got) || *got != want {
-				t.Errorf("dialler got %v, want %+v", err, want)
-			}
-			other := &RefusedError{Peer: a.ID(), Field: tt.field, Want: tt.sits, Got: tt.dials}
-			eventually(t, "listener logs the refusal: "+other.Error(), func() bool {
-				return strings.Contains(log.String(), fmt.Sprintf("%q", other.Error()))
-			})
-			if a.Peer(b.ID()) != nil || b.Peer(a.ID()) != nil {
-				t.Error("refused peer is ready")
-			}
-			if _, err := a.OpenStream(t.Context(), b.ID(), "echo/1"); !errors.Is(err, ErrNotAdmitted) {
-				t.Errorf("stream to a refused peer: %v", err)
-			}
-			eventually(t, "both disconnect", func() bool {
-				return len(a.node.Network().Conns()) == 0 && len(b.node.Network().Conns()) == 0
-			})
-		})
-	}
-}
-
-// A verdict of the peer alone must reach us as well.
-func TestHelloRefusedByPeer(t *testing.T) {
-	a := startHost(t, nil)
-	s := stranger(t)
-	s.SetStreamHandler(a.protocolID("hello/1"), func(st network.Stream) {
-		h, _ := a.ownHello()
-		h.ID = s.ID()
-		record, err := encodeHello(h)
-		if err != nil {
-			t.Error(err)
-		}
-		w, r := NewFrameWriter(st, maxHello), NewFrameReader(st, maxHello)
-		w.Write(Frame{Type: frameHello, Payload: record})
-		sendVerdict(w, verdict{"ban", "nobody", "you"})
-		nextOfType(r, frameHello)
-		readVerdict(r)
-		st.Close()
-	})
-	_, err := a.Hello(t.Context(), peer.AddrInfo{ID: s.ID(), Addrs: s.Addrs()})
-	want := RefusedError{Peer: s.ID(), Field: "ban", Want: "nobody", Got: "you", ByPeer: true}
-	var got *RefusedError
-	if !errors.As(err, &got) || *got != want {
-		t.Errorf("got %v, want %+v", err, want)
-	}
-}
-
-// lockedBuffer is a bytes.Buffer for several goroutines.
-type lockedBuffer struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (l *lockedBuffer) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.Write(p)
-}
-
-func (l *lockedBuffer) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.String()
-}
-
-// Whatever a listener does with a hello, the dialler ends with an error, and soon.
-func TestHelloToBadListener(t *testing.T) {
-	frame := func(f Frame) []byte {
-		var b bytes.Buffer
-		if err := NewFrameWriter(&b, 1<<20).Write(f); err != nil {
-			t.Fatal(err)
-		}
-		return b.Bytes()
-	}
-	silent := make(chan struct{})
-	defer close(silent)
-	tests := []struct {
-		name  string
-		serve func(network.Stream)
-		want  string
-	}{
-		{"silent", func(network.Stream) { <-silent }, os.ErrDeadlineExceeded.Error()},
-		{"garbled", func(s network.Stream) { s.Write(frame(Frame{Type: frameHello, Payload: []byte("garbage")})) }, "hello record"},
-		{"huge", func(s network.Stream) { s.Write(frame(Frame{Type: frameHello, Payload: make([]byte, maxHello+1)})) }, "too large"},
-		{"wrong frame", func(s network.Stream) { s.Write(frame(Frame{Type: 9})) }, "malformed frame"},
-		{"closes", func(s network.Stream) { s.Close() }, "EOF"},
-		{"disconnects", func(s network.Stream) { s.Write([]byte{1, 2, 3}); s.Conn().Close() }, "hello to peer"},
-		{"resets", func(s network.Stream) { s.Reset() }, "reset"},
-	}
-	for _, tt := range tests {
-		t.Run(tt.name, func(t *testing.T) {
-			a := startHost(t, func(c *Config) { c.HelloTimeout = time.Second })
-			s := stranger(t)
-			s.SetStreamHandler(a.protocolID("hello/1"), tt.serve)
-			_, err := a.Hello(t.Context(), peer.AddrInfo{ID: s.ID(), Addrs: s.Addrs()})
-			if err == nil || !strings.Contains(err.Error(), tt.want) {
-				t.Errorf("got %v, want an error with %q", err, tt.want)
-			}
-			eventually(t, "disconnect", func() bool { return len(a.node.Network().Conns()) == 0 })
-		})
-	}
-	t.Run("no kvasir", func(t *testing.T) {
-		a, s := startHost(t, nil), stranger(t)
-		_, err := a.Hello(t.Context(), peer.AddrInfo{ID: s.ID(), Addrs: s.Addrs()})
-		if err == nil || !strings.Contains(err.Error(), "protocols not supported") {
-			t.Errorf("got %v", err)
-		}
-	})
-}
-
-// The same from the other side: who dials and does not pass is disconnected.
-func TestBadDialler(t *testing.T) {
-	tests := []struct {
-		name string
-		do   func(network.Stream)
-	}{
-		{"silent", func(network.Stream) {}},
-		{"garbled", func(s network.Stream) { s.Write(bytes.Repeat([]byte{0xff}, 64)) }},
-		{"leaves in the middle", func(s network.Stream) { s.Write([]byte{9, 0}); s.CloseWrite() }},
-	}
-	for _, tt := range tests {
-		t.Run(tt.name, func(t *testing.T) {
-			b := startHost(t, func(c *Config) { c.HelloTimeout = time.Second })
-			s := stranger(t)
-			if err := s.Connect(t.Context(), infoOf(t, b)); err != nil {
-				t.Fatal(err)
-			}
-			st, err := s.NewStream(t.Context(), b.ID(), b.protocolID("hello/1"))
-			if err != nil {
-				t.Fatal(err)
-			}
-			tt.do(st)
-			eventually(t, "disconnect", func() bool { return len(b.node.Network().Conns()) == 0 })
-		})
-	}
-	t.Run("no hello", func(t *testing.T) {
-		b := startHost(t, func(c *Config) { c.HelloTimeout = time.Second })
-		s := stranger(t)
-		if err := s.Connect(t.Context(), infoOf(t, b)); err != nil {
-			t.Fatal(err)
-		}
-		eventually(t, "disconnect", func() bool { return len(b.node.Network().Conns()) == 0 })
-	})
-}
-
-func TestStreamOfStrangerIsReset(t *testing.T) {
-	b, s := startHost(t, nil), stranger(t)
-	if err := s.Connect(t.Context(), infoOf(t, b)); err != nil {
-		t.Fatal(err)
-	}
-	st, err := s.NewStream(t.Context(), b.ID(), protocol.ID("/kvasir/testnet/echo/1"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	st.Write([]byte("x"))
-	_, err = st.Read(make([]byte, 1))
-	var reset *network.StreamError
-	if !errors.As(err, &reset) || reset.ErrorCode != codeNotAdmitted {
-		t.Errorf("got %v, want a reset with code %#x", err, codeNotAdmitted)
-	}
-	if !errors.Is(wireErr(err), ErrNotAdmitted) {
-		t.Errorf("%v does not map to ErrNotAdmitted", err)
-	}
-}
-
 func TestCapabilitiesAreRenewed(t *testing.T) {
 	a, b := startHost(t, nil), startHost(t, nil)
 	hello(t, a, b)
@@ -375,109 +178,6 @@ func TestCapabilitiesAreRenewed(t *testing.T) {
 	})
 	if err := b.SetCapabilities(Capabilities{Models: make([]string, maxModels+1)}); err == nil {
 		t.Error("too many models accepted")
-	}
-}
-
-// watchLog writes down what it is told.
-type watchLog struct {
-	mu  sync.Mutex
-	got []string
-}
-
-func (w *watchLog) PeerReady(p *Peer) { w.add("ready " + p.ID.String()) }
-func (w *watchLog) PeerLost(p *Peer)  { w.add("lost " + p.ID.String()) }
-
-func (w *watchLog) add(s string) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.got = append(w.got, s)
-}
-
-func (w *watchLog) has(s string) bool {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return slices.Contains(w.got, s)
-}
-
-// Three hosts: a keeps b and c. b is restarted on its port, c is of another network.
-func TestKeeperReconnects(t *testing.T) {
-	bCfg := testConfig(t)
-	startB := func() *Host {
-		return startHost(t, func(c *Config) { c.Identity = bCfg.Identity; c.Listen = bCfg.Listen })
-	}
-	b := startB()
-	bCfg.Listen = nil
-	for _, a := range b.Addrs() {
-		bCfg.Listen = append(bCfg.Listen, strings.Split(a, "/p2p/")[0])
-	}
-	c := startHost(t, func(c *Config) { c.Network = "othernet" })
-
-	cfg := testConfig(t)
-	cfg.Peers = append(b.Addrs(), c.Addrs()...)
-	a, err := New(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
-	var w watchLog
-	a.Watch(&w)
-	if err := a.Start(); err != nil {
-		t.Fatal(err)
-	}
-	defer a.Close()
-	status := func(id peer.ID) PeerStatus {
-		for _, s := range a.Peers() {
-			if s.ID == id {
-				return s
-			}
-		}
-		t.Fatalf("no status of %s", id)
-		return PeerStatus{}
-	}
-	eventually(t, "b connected", func() bool { return status(b.ID()).State == Connected && status(b.ID()).Peer != nil })
-	eventually(t, "c refused", func() bool {
-		var refused *RefusedError
-		s := status(c.ID())
-		return s.State == Refused && errors.As(s.Err, &refused) && refused.Field == "network"
-	})
-
-	stream, err := a.OpenStream(t.Context(), b.ID(), "echo/1")
-	if err != nil {
-		t.Fatal(err)
-	}
-	lane, err := a.OpenLane(t.Context(), b.ID(), "echo/1")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := errors.Join(echo(stream, 10), echo(lane, 10)); err != nil {
-		t.Fatal(err)
-	}
-	if s := status(b.ID()); s.Streams != 1 || s.Lanes != 1 {
-		t.Errorf("%d streams and %d lanes, want 1 and 1", s.Streams, s.Lanes)
-	}
-	if err := b.Close(); err != nil {
-		t.Fatal(err)
-	}
-	eventually(t, "b unreachable", func() bool { return status(b.ID()).State == Unreachable && status(b.ID()).Err != nil })
-	for _, conn := range []Conn{stream, lane} {
-		if _, err := conn.Read(make([]byte, 1)); err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
-			t.Errorf("read after the peer is gone: %v", err)
-		}
-		conn.Close()
-	}
-	eventually(t, "the watcher hears of the loss", func() bool { return w.has("lost " + b.ID().String()) })
-
-	startB()
-	eventually(t, "b connected again", func() bool { return status(b.ID()).State == Connected && status(b.ID()).Peer != nil })
-	again, err := a.OpenStream(t.Context(), b.ID(), "echo/1")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer again.Close()
-	if err := echo(again, 10); err != nil {
-		t.Error(err)
-	}
-	if w.has("ready " + c.ID().String()) {
-		t.Error("the watcher heard of a refused peer")
 	}
 }
 
@@ -620,13 +320,5 @@ func TestDialOrder(t *testing.T) {
 	}
 	if delays["/ip4/8.8.8.8/udp/1/quic-v1"] != 0 || delays["/ip4/8.8.8.8/tcp/1"] == 0 {
 		t.Errorf("QUIC is not first elsewhere: %v", delays)
-	}
-}
-
-func TestJitter(t *testing.T) {
-	for _, r := range []float64{0, 0.5, 0.999} {
-		if got := jitter(time.Second, r); got > time.Second || got < time.Second/2 {
-			t.Errorf("jitter(1s, %v) = %v", r, got)
-		}
 	}
 }
