@@ -15,7 +15,6 @@ import (
 	"syscall"
 
 	"kvasird/node"
-	"kvasird/node/api"
 )
 
 type command struct {
@@ -67,11 +66,7 @@ func dispatch(ctx context.Context, args []string) error {
 		}
 		names = append(names, c.name)
 	}
-	near := ""
-	if n := api.Nearest(args[0], names); n != "" {
-		near = fmt.Sprintf(": did you mean %q?", n)
-	}
-	return fmt.Errorf("%w: unknown command %q%s", errUsage, args[0], near)
+	return fmt.Errorf("%w: unknown command %q%s", errUsage, args[0], node.Suggest(args[0], names))
 }
 
 // parse parses flags of a command without other arguments.
