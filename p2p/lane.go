@@ -5,7 +5,6 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"time"
 
@@ -277,13 +276,4 @@ func (c *laneConn) Close() error {
 		return nil
 	}
 	return err
-}
-
-// Read maps the end of a peer that did not say so to io.ErrUnexpectedEOF, as TLS does.
-func (c *laneConn) Read(b []byte) (int, error) {
-	n, err := c.Conn.Read(b)
-	if n > 0 && err == io.EOF {
-		err = nil // the next call reports it
-	}
-	return n, wireErr(err)
 }

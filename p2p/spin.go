@@ -1,52 +1,70 @@
 package p2p
 
-import "time"
-
-const (
-	// spinGain is the least share of the wait that spinning must save, as 1/spinGain.
-	spinGain = 8
-	// spinProbe is how often the way that seems worse is tried again: one read in so many.
-	spinProbe = 32
-	// spinTrials is how many reads try both ways in turn at first.
-	spinTrials = 32
-	// medianStep is how fast a running median moves, as 1/medianStep of itself.
-	medianStep = 8
+import (
+	"slices"
+	"time"
 )
 
-// spinChoice decides by measurement whether a read that finds nothing should spin or park.
-// It compares the median waits: on idle cores spinning saves the wake-up; where the other
-// side needs this core, or data comes late, it saves nothing, and then reads park. The zero
-// value is ready.
+const (
+	// spinTrial is how many waits in a row try one way. Trials are long, since a change
+	// makes the system move threads between cores, which disturbs the waits that follow.
+	spinTrial = 128
+	// spinSettle is how many of them are not counted for that reason.
+	spinSettle = 32
+	// spinGain is the least share of the median wait that spinning must save, 1/spinGain.
+	spinGain = 8
+	// Waits between two comparisons: as many as the first at first, doubling up to the
+	// last while spinning loses.
+	minSpinRun = 16 * spinTrial
+	maxSpinRun = 64 * minSpinRun
+)
+
+// spinChoice decides by measurement whether reads that find nothing spin or park. It tries
+// parking, then spinning, keeps to the better for a while, and begins again. On idle cores
+// spinning saves the wake-up; where the other side needs this core, or data comes late, it
+// saves nothing and reads park. The zero value is ready.
 type spinChoice struct {
-	reads      uint
-	spun, rest time.Duration // running medians of the wait of reads that spun, that parked
+	phase  int // 0: trial of parking, 1: trial of spinning, 2: run of the better
+	waits  int // in this phase
+	run    int // length of phase 2
+	better bool
+	parked time.Duration // median of the trial
+	sample [spinTrial - spinSettle]time.Duration
 }
 
-// spins decides on the next read.
-func (c *spinChoice) spins() bool {
-	c.reads++
-	if c.reads <= spinTrials {
-		return c.reads%2 == 0
+// spins says whether the next read spins.
+func (c *spinChoice) spins() bool { return c.phase == 1 || c.phase == 2 && c.better }
+
+// learn takes in how long the read waited.
+func (c *spinChoice) learn(wait time.Duration) {
+	c.waits++
+	if c.phase == 2 {
+		if c.waits >= c.run {
+			c.phase, c.waits = 0, 0
+		}
+		return
 	}
-	better := c.spun < c.rest-c.rest/spinGain
-	if c.reads%spinProbe == 0 {
-		return !better
+	if c.waits > spinSettle {
+		c.sample[c.waits-spinSettle-1] = wait
 	}
-	return better
+	if c.waits < spinTrial {
+		return
+	}
+	slices.Sort(c.sample[:])
+	median := c.sample[len(c.sample)/2]
+	if c.phase == 0 {
+		c.parked = median
+	} else {
+		c.decide(median)
+	}
+	c.phase, c.waits = c.phase+1, 0
 }
 
-// learn takes in how long a read waited.
-func (c *spinChoice) learn(spun bool, wait time.Duration) {
-	m := &c.rest
-	if spun {
-		m = &c.spun
-	}
-	switch {
-	case *m == 0:
-		*m = wait
-	case wait > *m:
-		*m += *m/medianStep + 1
-	case wait < *m:
-		*m -= *m / medianStep
+func (c *spinChoice) decide(spun time.Duration) {
+	c.better = spun < c.parked-c.parked/spinGain
+	if c.better {
+		c.run = minSpinRun
+	} else {
+		c.run = min(max(2*c.run, minSpinRun), maxSpinRun)
 	}
 }

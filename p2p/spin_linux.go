@@ -72,7 +72,7 @@ func (s *spinConn) Read(b []byte) (int, error) {
 	if !ok {
 		n, err = s.TCPConn.Read(b)
 	}
-	s.choice.learn(spin, time.Since(start))
+	s.choice.learn(time.Since(start))
 	return n, err
 }
 

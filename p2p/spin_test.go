@@ -66,40 +66,47 @@ func TestSpinConnReset(t *testing.T) {
 }
 
 func TestSpinChoice(t *testing.T) {
-	tests := []struct {
-		name         string
-		spun, parked time.Duration // how long a read waits
-		want         bool
-	}{
-		{"wake-ups cost much", 20 * time.Microsecond, 60 * time.Microsecond, true},
-		{"the peer needs this core", 230 * time.Microsecond, 32 * time.Microsecond, false},
-		{"no difference", 40 * time.Microsecond, 40 * time.Microsecond, false},
-		{"too little gain", 38 * time.Microsecond, 40 * time.Microsecond, false},
-		{"idle", time.Second, time.Second, false},
+	waits := func(spun, parked time.Duration) func(bool) time.Duration {
+		return func(spin bool) time.Duration {
+			if spin {
+				return spun
+			}
+			return parked
+		}
 	}
-	const reads = 1000
+	tests := []struct {
+		name string
+		wait func(spun bool) time.Duration
+		want bool
+	}{
+		{"wake-ups cost much", waits(20*time.Microsecond, 60*time.Microsecond), true},
+		{"the peer needs this core", waits(230*time.Microsecond, 32*time.Microsecond), false},
+		{"no difference", waits(40*time.Microsecond, 40*time.Microsecond), false},
+		{"too little gain", waits(38*time.Microsecond, 40*time.Microsecond), false},
+		{"idle", waits(time.Second, time.Second), false},
+	}
+	const reads = 4 * minSpinRun
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			var c spinChoice
 			// What was true before must not matter for ever.
 			for range reads {
-				c.learn(c.spins(), time.Millisecond)
+				c.learn(time.Millisecond)
+			}
+			for range maxSpinRun {
+				c.learn(tt.wait(c.spins()))
 			}
 			spun := 0
-			for i := range 2 * reads {
-				s := c.spins()
-				if i >= reads && s {
+			for range reads {
+				if c.spins() {
 					spun++
 				}
-				if s {
-					c.learn(s, tt.spun)
-				} else {
-					c.learn(s, tt.parked)
-				}
+				c.learn(tt.wait(c.spins()))
 			}
-			most := spun > reads*9/10
-			few := spun < reads/10
-			if tt.want && !most || !tt.want && !few {
+			if most := spun > reads*9/10; most != tt.want {
+				t.Errorf("%d of %d reads spin", spun, reads)
+			}
+			if few := spun < reads/10; few == tt.want {
 				t.Errorf("%d of %d reads spin", spun, reads)
 			}
 		})
