@@ -8,6 +8,7 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -163,13 +164,13 @@ func (s staticDialer) Dial(ctx context.Context, id string) (net.Conn, error) {
 	return d.DialContext(ctx, "tcp", s[id])
 }
 
-func benchDispatcher(b *testing.B, workers int) *Dispatcher {
+func benchDispatcher(b *testing.B, workers int, noLead bool) *Dispatcher {
 	b.Helper()
 	addrs := staticDialer{}
 	for i := range workers {
 		addrs[fmt.Sprint(i)] = child(b, "worker")
 	}
-	d, err := NewDispatcher(Config{Model: testModel, Dialer: addrs})
+	d, err := NewDispatcher(Config{Model: testModel, Dialer: addrs, NoLead: noLead})
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -209,15 +210,36 @@ func BenchmarkDispatch(b *testing.B) {
 	for _, workers := range []int{1, 3} {
 		for _, tokens := range []int{1, 8, 32} {
 			b.Run(fmt.Sprintf("workers=%d/tokens=%d", workers, tokens), func(b *testing.B) {
-				d, call := benchDispatcher(b, workers), benchCall(tokens)
-				percentiles(b, func() {
-					if err := d.Compute(b.Context(), call); err != nil {
-						b.Fatal(err)
-					}
-				})
+				dispatchBench(b, benchDispatcher(b, workers, false), tokens)
 			})
 		}
 	}
+}
+
+// BenchmarkReader compares who reads the answer to one token: Compute, which leads, or the
+// reader goroutine; in a goroutine of its own thread, as in a callback from C, or in any.
+func BenchmarkReader(b *testing.B) {
+	for _, locked := range []bool{false, true} {
+		for _, noLead := range []bool{false, true} {
+			b.Run(fmt.Sprintf("thread=%v/lead=%v", locked, !noLead), func(b *testing.B) {
+				d := benchDispatcher(b, 1, noLead)
+				if locked {
+					runtime.LockOSThread()
+					defer runtime.UnlockOSThread()
+				}
+				dispatchBench(b, d, 1)
+			})
+		}
+	}
+}
+
+func dispatchBench(b *testing.B, d *Dispatcher, tokens int) {
+	call := benchCall(tokens)
+	percentiles(b, func() {
+		if err := d.Compute(b.Context(), call); err != nil {
+			b.Fatal(err)
+		}
+	})
 }
 
 // BenchmarkRawTCP moves the same bytes without any protocol: the floor.

@@ -70,7 +70,7 @@ func (d *Dispatcher) Compute(ctx context.Context, call *Call) error {
 			return err
 		}
 	}
-	r := d.runs.get(d)
+	r := d.runs.get(d, ctx.Done())
 	defer d.runs.put(r)
 	return r.compute(ctx, p, call)
 }
@@ -113,6 +113,10 @@ type run struct {
 	event  chan struct{} // a part failed, or left is 0, or it is time; capacity 1
 	timer  *time.Timer   // wakes the run at alarm or before
 	alarm  time.Time
+
+	leading atomic.Pointer[session] // session that the run is reading
+	watched <-chan struct{}         // its end wakes the run
+	unwatch func() bool
 }
 
 // busyPeer is a peer that the run does not ask until some time.
@@ -128,12 +132,15 @@ type runList struct {
 	list []*run
 }
 
-func (l *runList) get(d *Dispatcher) *run {
+// get returns a run, if possible one that watches the same context already.
+func (l *runList) get(d *Dispatcher, done <-chan struct{}) *run {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if n := len(l.list); n > 0 {
-		r := l.list[n-1]
-		l.list = l.list[:n-1]
+	if last := len(l.list) - 1; last >= 0 {
+		i := max(0, slices.IndexFunc(l.list, func(r *run) bool { return r.watched == done }))
+		r := l.list[i]
+		l.list[i] = l.list[last]
+		l.list = l.list[:last]
 		return r
 	}
 	r := &run{d: d, event: make(chan struct{}, 1)}
@@ -148,10 +155,28 @@ func (l *runList) put(r *run) {
 	l.list = append(l.list, r)
 }
 
+// wake has the run look at its parts.
 func (r *run) wake() {
 	select {
 	case r.event <- struct{}{}:
 	default:
+	}
+	if s := r.leading.Load(); s != nil {
+		s.interrupt()
+	}
+}
+
+// watch has the end of ctx wake the run. It stays so for later calls with the same ctx.
+func (r *run) watch(ctx context.Context) {
+	if ctx.Done() == r.watched {
+		return
+	}
+	if r.unwatch != nil {
+		r.unwatch()
+	}
+	r.watched, r.unwatch = ctx.Done(), nil
+	if r.watched != nil {
+		r.unwatch = context.AfterFunc(ctx, r.wake)
 	}
 }
 
@@ -162,6 +187,7 @@ func (r *run) compute(ctx context.Context, p *program, call *Call) error {
 	for i := range call.IDs {
 		r.pending = append(r.pending, int32(i))
 	}
+	r.watch(ctx)
 	now := time.Now()
 	for {
 		var changed <-chan struct{}
@@ -203,6 +229,9 @@ func (r *run) patience() time.Duration {
 // wait returns when something happened: a part failed, all are done, the time of one is up,
 // or there is somebody new to ask.
 func (r *run) wait(ctx context.Context, now time.Time, changed <-chan struct{}) error {
+	if ctx.Err() != nil { // an event of it may have been taken for another
+		return context.Cause(ctx)
+	}
 	next := now.Add(r.d.cfg.MaxDeadline)
 	for _, p := range r.parts {
 		if p.alarm.Before(next) {
@@ -220,6 +249,18 @@ func (r *run) wait(ctx context.Context, now time.Time, changed <-chan struct{}) 
 		}
 	}
 	r.setAlarm(now, next)
+	if r.lead() {
+		select {
+		case <-r.event:
+		default:
+		}
+		return nil
+	}
+	for _, p := range r.parts {
+		if !p.done.Load() {
+			p.s.tellReader()
+		}
+	}
 	select {
 	case <-r.event:
 		return nil

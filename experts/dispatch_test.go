@@ -91,14 +91,23 @@ func TestPieces(t *testing.T) {
 	}
 }
 
+// bothReaders runs a test with Compute reading the answers itself and without.
+func bothReaders(t *testing.T, test func(t *testing.T, noLead bool)) {
+	for _, noLead := range []bool{false, true} {
+		t.Run(fmt.Sprintf("lead=%v", !noLead), func(t *testing.T) { test(t, noLead) })
+	}
+}
+
 // TestManyContexts has many calls in flight over the same sessions.
-func TestManyContexts(t *testing.T) {
+func TestManyContexts(t *testing.T) { bothReaders(t, manyContexts) }
+
+func manyContexts(t *testing.T, noLead bool) {
 	whole := newFFN(testWidth, testHidden, layerSlice(0, testExperts))
 	w := newSwarm(t)
 	a := w.start("a", newFFN(testWidth, testHidden, layerSlice(0, 40)), nil)
 	w.start("b", newFFN(testWidth, testHidden, layerSlice(20, testExperts)), nil)
-	d := w.dispatcher(nil)
-	d2 := w.dispatcher(nil)
+	d := w.dispatcher(func(c *Config) { c.NoLead = noLead })
+	d2 := w.dispatcher(func(c *Config) { c.NoLead = noLead })
 	waitFor(t, d, "connected", connected)
 	waitFor(t, d2, "connected", connected)
 	var calls []*Call
@@ -130,12 +139,14 @@ func TestManyContexts(t *testing.T) {
 	}
 }
 
-func TestKilledWorker(t *testing.T) {
+func TestKilledWorker(t *testing.T) { bothReaders(t, killedWorker) }
+
+func killedWorker(t *testing.T, noLead bool) {
 	whole := newFFN(testWidth, testHidden, layerSlice(0, testExperts))
 	w := newSwarm(t)
 	a := w.start("a", newFFN(testWidth, testHidden, layerSlice(0, testExperts)), nil)
 	b := w.start("b", newFFN(testWidth, testHidden, layerSlice(0, testExperts)), nil)
-	d := w.dispatcher(nil)
+	d := w.dispatcher(func(c *Config) { c.NoLead = noLead })
 	waitFor(t, d, "connected", connected)
 	call := testCall(0, 4, false)
 	want := alone(t, whole, call)
@@ -216,14 +227,15 @@ func TestCoverageWait(t *testing.T) {
 }
 
 // TestFrozenWorker costs one missed deadline, and nothing while the worker stays frozen.
-func TestFrozenWorker(t *testing.T) {
+func TestFrozenWorker(t *testing.T) { bothReaders(t, frozenWorker) }
+
+func frozenWorker(t *testing.T, noLead bool) {
 	w := newSwarm(t)
 	a := w.start("a", newFFN(testWidth, testHidden, layerSlice(0, testExperts)), nil)
 	w.start("b", newFFN(testWidth, testHidden, layerSlice(0, testExperts)), nil)
-	d := w.dispatcher(func(c *Config) { c.DeadAfter = time.Minute })
+	d := w.dispatcher(func(c *Config) { c.DeadAfter, c.NoLead = time.Minute, noLead })
 	waitFor(t, d, "connected", connected)
 	call := testCall(0, 2, false)
-	// Make b look slow, so that a is preferred.
 	for range 10 {
 		if err := d.Compute(t.Context(), call); err != nil {
 			t.Fatal(err)
@@ -322,10 +334,12 @@ func TestLocalCopy(t *testing.T) {
 	}
 }
 
-func TestCancel(t *testing.T) {
+func TestCancel(t *testing.T) { bothReaders(t, cancelled) }
+
+func cancelled(t *testing.T, noLead bool) {
 	w := newSwarm(t)
 	a := w.start("a", newFFN(testWidth, testHidden, layerSlice(0, testExperts)), nil)
-	d := w.dispatcher(nil)
+	d := w.dispatcher(func(c *Config) { c.NoLead = noLead })
 	waitFor(t, d, "connected", connected)
 	call := testCall(0, 1, false)
 	if err := d.Compute(t.Context(), call); err != nil {

@@ -43,6 +43,8 @@ type Config struct {
 	DialTimeout  time.Duration // to connect and greet: 10 s
 	ProgramWait  time.Duration // for workers to accept a new program: 2 s
 
+	NoLead bool // answers are read by a goroutine of each session, never by Compute
+
 	Logger *slog.Logger // nil: none
 }
 
@@ -253,8 +255,8 @@ func (d *Dispatcher) join(s *session) {
 	}
 }
 
-// part takes a session out of the routes. It may be called twice.
-func (d *Dispatcher) part(s *session) {
+// leave takes a session out of the routes. It may be called twice.
+func (d *Dispatcher) leave(s *session) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.sessions = slices.DeleteFunc(d.sessions, func(o *session) bool { return o == s })

@@ -22,6 +22,7 @@
 //
 // Concurrency: Dispatcher and Worker are safe for concurrent use. A Worker gives its Kernel
 // one call at a time and computes what waits for the same program together. A session has one
-// reader goroutine and one writer goroutine; on the fast path the reader computes a small call
-// itself, and Compute writes its frames itself.
+// reader goroutine and one writer goroutine on each side; on the fast path neither is woken:
+// the worker's reader computes a small call itself and writes the answer, Compute writes its
+// frames and reads the answers itself (turns.go).
 package experts

@@ -87,7 +87,7 @@ func (k *keeper) serve(ctx context.Context) error {
 	k.d.cfg.Logger.Info("expert session", "peer", k.peer, "slices", len(s.offer.Slices))
 	err = s.read()
 	s.refuse(err)
-	k.d.part(s)
+	k.d.leave(s)
 	s.abandon(err)
 	return err
 }

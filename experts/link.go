@@ -48,9 +48,10 @@ type outFrame struct {
 // link is the connection of one session, the same on both sides. One goroutine reads. Anyone
 // writes under wmu, or leaves the frame to the writer goroutine.
 type link struct {
-	conn  net.Conn
-	r     *p2p.FrameReader
-	heard atomic.Bool // a frame came since this was last cleared
+	conn   net.Conn
+	source frameSource // conn, for r
+	r      *p2p.FrameReader
+	heard  atomic.Bool // a frame came since this was last cleared
 
 	wmu sync.Mutex       // guards w
 	w   *p2p.FrameWriter // one Write per frame
@@ -63,12 +64,13 @@ type link struct {
 }
 
 func newLink(conn net.Conn) *link {
-	return &link{
-		conn: conn,
-		r:    p2p.NewFrameReader(bufio.NewReaderSize(conn, readBuffer), MaxFrame),
+	l := &link{
+		conn: conn, source: frameSource{Conn: conn},
 		w:    p2p.NewFrameWriter(conn, MaxFrame),
 		kick: make(chan struct{}, 1),
 	}
+	l.r = p2p.NewFrameReader(bufio.NewReaderSize(&l.source, readBuffer), MaxFrame)
+	return l
 }
 
 // next reads a frame; its payload is valid until the following call.
@@ -80,6 +82,7 @@ func (l *link) next() (p2p.Frame, error) {
 	if err != nil {
 		return f, err
 	}
+	l.source.consumed += int64(p2p.FrameHeader + len(f.Payload))
 	l.heard.Store(true)
 	if f.Flags != 0 {
 		return f, violation(fmt.Errorf("frame of type %d with flags %#x, want 0", f.Type, f.Flags))

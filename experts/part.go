@@ -124,12 +124,12 @@ func (p *part) fill(payload []byte) error {
 // finish ends a part that session.take claimed and locked, and wakes its run if that was
 // waiting for it.
 func (p *part) finish(err error) {
-	r := p.run
+	r, s := p.run, p.s
 	p.err = err
 	last := r.left.Add(-1) == 0
 	p.done.Store(true)
 	p.mu.Unlock()
-	if last || err != nil || r.hungry.Load() {
+	if (last || err != nil || r.hungry.Load()) && r.leading.Load() != s { // else it sees for itself
 		r.wake()
 	}
 }

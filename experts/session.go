@@ -58,6 +58,11 @@ type session struct {
 
 	programs map[*program]programState // asked ones; guarded by Dispatcher.mu
 
+	rmu    sync.Mutex    // held to read a frame; guards broken and the link's reading side
+	broken error         // why reading ended
+	led    atomic.Bool   // a run has led since this was last cleared
+	resume chan struct{} // the reader goroutine is needed; capacity 1
+
 	mu         sync.Mutex // guards the rest
 	lastID     uint64
 	calls      map[uint64]*part
@@ -78,7 +83,7 @@ type session struct {
 func newSession(d *Dispatcher, peer string, conn net.Conn) *session {
 	return &session{
 		link: newLink(conn), d: d, peer: peer, programs: map[*program]programState{},
-		calls: map[uint64]*part{}, asked: map[uint64]*program{},
+		calls: map[uint64]*part{}, asked: map[uint64]*program{}, resume: make(chan struct{}, 1),
 	}
 }
 
@@ -106,6 +111,7 @@ func (s *session) handshake(ctx context.Context) error {
 	if s.offer.Model != s.d.cfg.Model {
 		return &WrongModelError{Offered: s.offer.Model, Wanted: s.d.cfg.Model}
 	}
+	s.source.interruptible = true
 	return s.conn.SetDeadline(time.Time{})
 }
 
@@ -126,6 +132,7 @@ func (s *session) askLocked(p *program) {
 	s.bytes += len(p.bytes)
 	s.mu.Unlock()
 	s.post(outFrame{typ: frameProgram, id: id, payload: putProgram(nil, p.number, p.layer, p.bytes)})
+	s.tellReader()
 }
 
 // heardAbout takes in the worker's answer about a program.
@@ -150,24 +157,6 @@ func (s *session) heardAbout(id uint64, rowWidth, outWidth int, refused string) 
 	s.d.routeLocked(p)
 	s.d.announceLocked()
 	return nil
-}
-
-// read handles frames until the session ends, and returns why it ended.
-func (s *session) read() error {
-	for {
-		f, err := s.next()
-		if err == nil {
-			err = s.handle(f)
-		}
-		if err != nil {
-			s.mu.Lock()
-			defer s.mu.Unlock()
-			if s.ended != nil { // this side closed it: that is why reading failed
-				return s.ended
-			}
-			return err
-		}
-	}
 }
 
 func (s *session) handle(f p2p.Frame) error {
@@ -268,7 +257,7 @@ func (s *session) failed(f p2p.Frame) error {
 	switch e.Code {
 	case CodeBusy:
 	case CodeClosing:
-		s.d.part(s)
+		s.d.leave(s)
 	case CodeExpired:
 		s.penalise(missWeight, true)
 	default:
@@ -322,6 +311,7 @@ func (s *session) ping(now time.Time) uint64 {
 func (s *session) pingLocked(now time.Time) uint64 {
 	s.pingID, s.pingAt = s.pingID+1, now
 	s.post(outFrame{typ: framePing, id: s.pingID})
+	s.tellReader()
 	return s.pingID
 }
 
@@ -360,7 +350,7 @@ func (s *session) pong(id uint64, now time.Time) error {
 
 // goAway stops sending to a worker that is stopping; what it still owes is awaited.
 func (s *session) goAway() error {
-	s.d.part(s)
+	s.d.leave(s)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.leaving = true

@@ -1,0 +1,152 @@
+package experts
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"net"
+	"sync"
+	"testing"
+	"time"
+)
+
+// TestBusy overloads the queue of a worker: it says so, and the dispatcher waits for it.
+func TestBusy(t *testing.T) {
+	w := newSwarm(t)
+	p := w.start("a", newFFN(testWidth, testHidden, layerSlice(0, testExperts)), func(c *WorkerConfig) { c.Queue = 2 })
+	s := client(t, w, "a")
+	gate := make(chan struct{})
+	p.kernel.gate.Store(&gate)
+	first := p.kernel.calls.Load()
+	held := make(chan struct{})
+	other := client(t, w, "a")
+	go func() { other.send(frameCall, 2, smallCall(1)); close(held) }() // is computed by its reader
+	<-held
+	within(t, time.Second, "computing", func() bool { return p.kernel.calls.Load() > first })
+	for id := uint64(10); id < 13; id++ {
+		s.send(frameCall, id, smallCall(2))
+	}
+	e, err := decodeError(s.must(frameError).Payload)
+	if err != nil || e.Code != CodeBusy {
+		t.Fatalf("got %v, %v, want busy", e, err)
+	}
+	// A dispatcher meets the full queue and gets its answer once there is room.
+	d := w.dispatcher(nil)
+	waitFor(t, d, "connected", connected)
+	done := make(chan error)
+	call := testCall(0, 1, false)
+	p.kernel.delay.Store(int64(time.Millisecond))
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	defer cancel()
+	go func() {
+		time.Sleep(30 * time.Millisecond)
+		p.kernel.gate.Store(nil)
+		close(gate)
+	}()
+	go func() { done <- d.Compute(ctx, call) }()
+	if err := <-done; err != nil {
+		t.Fatal(err)
+	}
+	for id := uint64(10); id < 12; id++ {
+		if f := s.must(frameReply); f.ID != id {
+			t.Errorf("reply to %d, want %d", f.ID, id)
+		}
+	}
+	if st := p.worker.Stats(); st.Busy == 0 || st.Waiting != 0 {
+		t.Errorf("stats say %+v", st)
+	}
+}
+
+// TestCancelledAndExpired never reach the kernel.
+func TestCancelledAndExpired(t *testing.T) {
+	w := newSwarm(t)
+	p := w.start("a", newFFN(testWidth, testHidden, layerSlice(0, testExperts)), nil)
+	gate := make(chan struct{})
+	busy, s := client(t, w, "a"), client(t, w, "a")
+	p.kernel.gate.Store(&gate)
+	busy.send(frameCall, 2, smallCall(1))
+	within(t, time.Second, "computing", func() bool { return p.kernel.calls.Load() == 1 })
+	late := smallCall(3)
+	binary.LittleEndian.PutUint32(late[8:], 1)
+	s.send(frameCall, 2, late)
+	s.send(frameCall, 3, smallCall(4))
+	s.send(frameCall, 4, smallCall(5))
+	s.send(frameCancel, 3, nil)
+	s.send(framePing, 9, nil)
+	s.must(framePong) // so that the cancel was read
+	time.Sleep(5 * time.Millisecond)
+	p.kernel.gate.Store(nil)
+	close(gate)
+	f := s.must(frameError)
+	if e, err := decodeError(f.Payload); err != nil || e.Code != CodeExpired || f.ID != 2 {
+		t.Errorf("got %v, %v for %d, want expired for 2", e, err, f.ID)
+	}
+	if f := s.must(frameReply); f.ID != 4 {
+		t.Errorf("reply to %d, want 4", f.ID)
+	}
+	if rows := p.worker.Stats().Rows; len(rows) != 1 || rows[0] != (LayerRows{0, 2}) {
+		t.Errorf("rows computed: %v, want 2 of layer 0", rows)
+	}
+}
+
+// TestWorkerClose answers what it has, and sends the dispatcher elsewhere without an error.
+func TestWorkerClose(t *testing.T) {
+	w := newSwarm(t)
+	a := w.start("a", newFFN(testWidth, testHidden, layerSlice(0, testExperts)), nil)
+	w.start("b", newFFN(testWidth, testHidden, layerSlice(0, testExperts)), nil)
+	d := w.dispatcher(nil)
+	waitFor(t, d, "connected", connected)
+	var wg sync.WaitGroup
+	stop := make(chan struct{})
+	for i := range 4 {
+		wg.Go(func() {
+			call := testCall(uint64(i), 2, false)
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				if err := d.Compute(context.Background(), call); err != nil {
+					t.Error(err)
+					return
+				}
+			}
+		})
+	}
+	time.Sleep(50 * time.Millisecond)
+	began := time.Now()
+	a.listen.Close()
+	a.worker.Close()
+	if took := time.Since(began); took > 400*time.Millisecond {
+		t.Errorf("Close took %v, the dispatcher did not leave by itself", took)
+	}
+	time.Sleep(50 * time.Millisecond)
+	close(stop)
+	wg.Wait()
+	if err := a.worker.Serve(t.Context(), nopConn{}); !errors.Is(err, ErrClosed) {
+		t.Errorf("Serve after Close: %v", err)
+	}
+}
+
+type nopConn struct{ net.Conn }
+
+func (nopConn) Close() error { return nil }
+
+// TestSlowReader does not hold up the others: it asks for much and reads nothing.
+func TestSlowReader(t *testing.T) {
+	w := newSwarm(t)
+	w.start("a", newFFN(testWidth, testHidden, layerSlice(0, testExperts)), nil)
+	s := client(t, w, "a")
+	experts := make([]int32, 4096)
+	for id := uint64(2); id < 66; id++ {
+		s.send(frameCall, id, smallCall(experts...)) // 32 MB of replies
+	}
+	d := w.dispatcher(nil)
+	waitFor(t, d, "connected", connected)
+	for range 20 {
+		if err := d.Compute(t.Context(), testCall(0, 1, false)); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
