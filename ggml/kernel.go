@@ -162,9 +162,14 @@ func (b *bank) plan(m *gguf.Model) ([][]gguf.ExpertTensor, error) {
 			next++
 		}
 		for _, t := range tensors {
-			if name, ok := bankWeight(t.Name, b.layer); ok {
-				parts = b.add(parts, name, t)
+			name, ok := bankWeight(t.Name, b.layer)
+			if !ok {
+				continue
 			}
+			if strings.HasSuffix(name, ".weight") && !multiplies(t.DType) {
+				return nil, fmt.Errorf("%s is of type %v: experts must be of a type that can be multiplied", t.Name, t.DType)
+			}
+			parts = b.add(parts, name, t)
 		}
 	}
 	if len(parts) == 0 || len(parts) > C.KV_KERNEL_MAX_WEIGHTS {
@@ -191,6 +196,12 @@ func (b *bank) add(parts [][]gguf.ExpertTensor, name string, t gguf.ExpertTensor
 func bankWeight(name string, layer int) (string, bool) {
 	rest, ok := strings.CutPrefix(name, fmt.Sprintf("blk.%d.", layer))
 	return rest, ok && !strings.Contains(rest, "_chexps.") && !strings.HasSuffix(rest, ".input_scale")
+}
+
+// multiplies says whether t is a type of weights. The CPU backend says of every
+// type that it supports it, and calls a nil function for the others.
+func multiplies(t tensor.DType) bool {
+	return t == tensor.F32 || C.ggml_get_type_traits(C.enum_ggml_type(t)).to_float != nil
 }
 
 func weightShape(name string, t gguf.ExpertTensor) WeightShape {

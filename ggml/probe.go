@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"os/exec"
+	"regexp"
 	"strings"
 	"time"
 )
@@ -42,6 +43,7 @@ func Probe(ctx context.Context, child *exec.Cmd, req ProbeRequest) error {
 	var out, words bytes.Buffer
 	child.Stdin = bytes.NewReader(in)
 	child.Stdout, child.Stderr = &limited{buf: &out}, &limited{buf: &words}
+	child.Env = append(child.Environ(), "GGML_NO_BACKTRACE=1") // an abort would start a debugger, and wait for it
 	if err := child.Start(); err != nil {
 		return fmt.Errorf("%w: the probe process does not start: %v", ErrProbe, err)
 	}
@@ -53,7 +55,7 @@ func Probe(ctx context.Context, child *exec.Cmd, req ProbeRequest) error {
 	}
 	var reply probeReply
 	if json.Unmarshal(out.Bytes(), &reply) != nil {
-		return fmt.Errorf("%w: llama.cpp aborts on %s (%v): %s", ErrProbe, req.Path, err, lastLines(words.String(), 3))
+		return fmt.Errorf("%w: llama.cpp aborts on %s (%v): %s", ErrProbe, req.Path, err, cause(words.String()))
 	}
 	if reply.Error != "" {
 		return fmt.Errorf("%w: %s", ErrProbe, reply.Error)
@@ -72,9 +74,19 @@ func (l *limited) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-func lastLines(s string, n int) string {
-	lines := strings.Split(strings.TrimSpace(s), "\n")
-	return strings.Join(lines[max(0, len(lines)-n):], " | ")
+// crash matches the lines that a failed assertion (file.cpp:12: …), an uncaught
+// exception and the Go runtime begin with.
+var crash = regexp.MustCompile(`\.(c|cc|cpp|cu|h|m):\d+: |what\(\): |^SIG[A-Z]+: |^fatal error: |^panic: `)
+
+// cause is the line that says why a process crashed, from the much that it says.
+func cause(words string) string {
+	lines := strings.Split(strings.TrimSpace(words), "\n")
+	for _, line := range lines {
+		if crash.MatchString(line) {
+			return strings.TrimSpace(line)
+		}
+	}
+	return lines[len(lines)-1]
 }
 
 // ServeProbe is the child's side: one request from r, one reply to w.
