@@ -40,7 +40,7 @@ func startChild(dir, name string, args ...string) (*child, error) {
 	c := &child{name: name, dir: filepath.Join(dir, name), exited: make(chan struct{})}
 	c.cmd = exec.Command(self, append([]string{"run", "--data", c.dir}, args...)...)
 	c.cmd.Stderr = c
-	c.cmd.SysProcAttr = dieWithParent()
+	c.cmd.SysProcAttr = dieWithParent(syscall.SIGTERM)
 	if err := c.cmd.Start(); err != nil {
 		return nil, fmt.Errorf("start %s: %w", name, err)
 	}

@@ -5,4 +5,4 @@ package node
 import "syscall"
 
 // dieWithParent: only Linux can; elsewhere stop ends the children.
-func dieWithParent() *syscall.SysProcAttr { return &syscall.SysProcAttr{Setpgid: true} }
+func dieWithParent(syscall.Signal) *syscall.SysProcAttr { return &syscall.SysProcAttr{Setpgid: true} }

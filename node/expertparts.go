@@ -38,7 +38,7 @@ func openWorker(rt *ggml.Runtime, cfg Config, m *modelFile, log *slog.Logger) (*
 	w := &workerPart{kernel: k, slices: held}
 	if err := k.LoadSlices(m.Model, held...); err != nil {
 		k.Close()
-		return nil, err
+		return nil, fmt.Errorf("%s: %w: name another file with --model", m.path, err)
 	}
 	w.worker, err = experts.NewWorker(experts.WorkerConfig{
 		Model: experts.ModelID(m.id.String()), Kernel: k, Slices: wireSlices(held), Logger: log,

@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"time"
 
 	"kvasird/ggml"
@@ -37,7 +38,7 @@ func openModelFile(ctx context.Context, cfg Config) (*modelFile, error) {
 	}
 	m, err := gguf.OpenModel(path)
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("%w: is it a whole GGUF file? --model names another one", err)
 	}
 	id, err := m.ID(ctx)
 	if err != nil {
@@ -100,11 +101,13 @@ func (m *modelFile) probe(ctx context.Context, cfg Config, release string, remot
 	}
 	ctx, cancel := context.WithTimeout(ctx, probeTime)
 	defer cancel()
-	err = ggml.Probe(ctx, exec.Command(self, "probe"), ggml.ProbeRequest{
+	child := exec.Command(self, "probe")
+	child.SysProcAttr = dieWithParent(syscall.SIGKILL) // a load cannot be interrupted otherwise
+	err = ggml.Probe(ctx, child, ggml.ProbeRequest{
 		Path: m.path, Backbone: remote, Threads: cfg.Threads,
 	})
 	if err != nil {
-		return err
+		return fmt.Errorf("%w: get the file again, or name another one with --model", err)
 	}
 	f, err := os.OpenFile(known, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o600)
 	if err != nil {

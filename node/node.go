@@ -64,6 +64,10 @@ func Run(ctx context.Context, cfg Config, log *slog.Logger, ready func(*Node)) (
 	n := &Node{cfg: cfg, log: log, started: time.Now(), state: api.StateStarting}
 	defer func() { err = errors.Join(err, n.stop()) }()
 	if err := n.start(ctx); err != nil {
+		if ctx.Err() != nil {
+			log.Info("stopped while starting", "reason", err)
+			return nil
+		}
 		return err
 	}
 	failed := make(chan error, 1)
