@@ -4,6 +4,7 @@
 #include "bridge.h"
 
 #include <dlfcn.h>
+#include <string.h>
 
 // Exported by Go.
 extern void kvLog(int level, char * text);
@@ -25,6 +26,29 @@ const char * kv_lib_path(void) {
 struct ggml_backend_feature * kv_features(ggml_backend_reg_t reg) {
     ggml_backend_get_features_t get = (ggml_backend_get_features_t) ggml_backend_reg_get_proc_address(reg, "ggml_backend_get_features");
     return get ? get(reg) : NULL;
+}
+
+static bool lap(struct ggml_tensor * t, bool ask, void * data) {
+    struct kv_stopwatch * w     = data;
+    const bool            begin = strncmp(t->name, w->from, strlen(w->from)) == 0;
+    const bool            end   = strncmp(t->name, w->to, strlen(w->to)) == 0;
+    if (ask) {
+        return begin || end;
+    }
+    const int64_t now = ggml_time_us();
+    if (begin) {
+        w->since_us = now;
+    } else if (end && w->since_us) {
+        w->total_us += now - w->since_us;
+        w->since_us = 0;
+        w->laps++;
+    }
+    return true;
+}
+
+void kv_set_stopwatch(struct llama_context_params * params, struct kv_stopwatch * watch) {
+    params->cb_eval           = lap;
+    params->cb_eval_user_data = watch;
 }
 
 // Polled by the CPU backend between operations.

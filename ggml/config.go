@@ -34,11 +34,14 @@ type ModelConfig struct {
 
 // ContextConfig sizes a context.
 type ContextConfig struct {
-	Tokens    int  // KV cells of all sequences together; 0 = what the model was trained with
-	Batch     int  // tokens per Decode at most; 0 = 512
-	UBatch    int  // tokens computed at a time; 0 = Batch
-	Sequences int  // 0 = 1
-	Threads   int  // 0 = 1; explicit, since the library's default fights its neighbours
+	Tokens    int // KV cells of all sequences together; 0 = what the model was trained with
+	Batch     int // tokens per Decode at most; 0 = 512
+	UBatch    int // tokens computed at a time; 0 = Batch
+	Sequences int // 0 = 1
+	Threads   int // 0 = 1; explicit, since the library's default fights its neighbours
+	// Watch measures, in every Decode, the time between the ends of the graph's
+	// nodes whose names begin so: see Context.Watched. It slows the decode.
+	Watch     [2]string
 	UnifiedKV bool // sequences share all cells, instead of Tokens/Sequences each
 }
 

@@ -15,6 +15,7 @@ import (
 	"fmt"
 	"runtime/cgo"
 	"sync/atomic"
+	"time"
 	"unsafe"
 )
 
@@ -47,6 +48,7 @@ type Context struct {
 	seqs    int
 	vocab   int
 	abort   *int32 // C memory, polled by the library
+	watch   *C.struct_kv_stopwatch
 	handle  cgo.Handle
 	release func() bool
 	current decodeCall
@@ -72,6 +74,12 @@ func (m *Model) NewContext(cfg ContextConfig) (*Context, error) {
 	p.kv_unified = C.bool(cfg.UnifiedKV)
 	p.no_perf = true
 	C.kv_set_abort(&p, (*C.int32_t)(unsafe.Pointer(c.abort)))
+	if cfg.Watch[0] != "" {
+		c.watch = (*C.struct_kv_stopwatch)(C.calloc(1, C.sizeof_struct_kv_stopwatch))
+		setName(&c.watch.from, cfg.Watch[0])
+		setName(&c.watch.to, cfg.Watch[1])
+		C.kv_set_stopwatch(&p, c.watch)
+	}
 	loadMu.Lock()
 	logs.clear()
 	C.kv_swarm_set_context(C.uintptr_t(c.handle))
@@ -95,6 +103,7 @@ func (c *Context) free() {
 		C.llama_free(c.c)
 	}
 	C.free(unsafe.Pointer(c.abort))
+	C.free(unsafe.Pointer(c.watch))
 	c.handle.Delete()
 	c.model.contextClosed()
 }
@@ -105,6 +114,21 @@ func (c *Context) Close() error {
 		c.free()
 	}
 	return nil
+}
+
+// setName puts a name into a C array, cut to fit.
+func setName(dst *[64]C.char, name string) {
+	for i := range min(len(name), len(dst)-1) {
+		dst[i] = C.char(name[i])
+	}
+}
+
+// Watched is the time and number of laps of ContextConfig.Watch so far.
+func (c *Context) Watched() (total time.Duration, laps int) {
+	if c.watch == nil {
+		return 0, 0
+	}
+	return time.Duration(c.watch.total_us) * time.Microsecond, int(c.watch.laps)
 }
 
 // Tokens is the number of KV cells, as the library rounded it.

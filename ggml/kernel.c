@@ -1,9 +1,10 @@
 //go:build cgo
 
-// The expert kernel. A pair is a row with one expert, so that a token's experts
-// may be spread unevenly over workers: rows are gathered to [width, 1, pairs] and
-// the ids are [1, pairs]. The sums are those of the whole layer's graph, since a
-// matrix-vector product does not depend on the rows beside it.
+// The expert kernel. A pair is a row with one expert, and a token's experts may be
+// spread unevenly over workers. Where every row has the same number u of pairs the
+// graph is llama.cpp's own: rows [width, 1, n/u], ids [u, n/u]. Else every pair is
+// given a copy of its row, u = 1. The sums are the same, since a matrix-vector
+// product does not depend on the rows beside it.
 #include "kernel.h"
 
 #include <stdlib.h>
@@ -234,11 +235,11 @@ static struct ggml_tensor * step(struct build * g, const struct kv_step * s, str
             return matmul(g, s, b->weight[s->weight]);
         case GGML_OP_ADD_ID:
             return ggml_add_id(g->ctx, a, b->weight[s->weight], g->ids);
-        case GGML_OP_GET_ROWS: { // one f32 per expert: [1, experts] by [pairs] -> [1, 1, pairs]
+        case GGML_OP_GET_ROWS: { // one f32 per expert: [1, experts] by [pairs] -> [1, u, pairs/u]
             struct ggml_tensor * w   = b->weight[s->weight];
-            struct ggml_tensor * ids = ggml_reshape_1d(g->ctx, g->ids, g->ids->ne[1]);
+            struct ggml_tensor * ids = ggml_reshape_1d(g->ctx, g->ids, ggml_nelements(g->ids));
             struct ggml_tensor * t   = ggml_get_rows(g->ctx, ggml_reshape_2d(g->ctx, w, 1, w->ne[0]), ids);
-            return ggml_reshape_3d(g->ctx, t, 1, 1, g->ids->ne[1]);
+            return ggml_reshape_3d(g->ctx, t, 1, g->ids->ne[0], g->ids->ne[1]);
         }
         case GGML_OP_GLU:
             return glu(g, s);
@@ -290,29 +291,45 @@ static bool place(struct kv_kernel * k, struct ggml_context * ctx) {
     return true;
 }
 
-static void set_rows(struct ggml_tensor * x, const float * rows, int width, const int32_t * row, int n) {
+// How many pairs each row has, when it is the same number for all and they lie
+// row by row; else 1.
+static int pairs_per_row(const int32_t * row, int n) {
+    int u = 1;
+    while (u < n && row[u] == row[0]) {
+        u++;
+    }
+    for (int i = u; i < n; i++) {
+        if (i % u != 0 && row[i] != row[i - 1]) {
+            return 1;
+        }
+    }
+    return n % u == 0 ? u : 1;
+}
+
+// Gives x the rows of every u-th pair.
+static void set_rows(struct ggml_tensor * x, const float * rows, int width, const int32_t * row, int u, int n) {
     const size_t bytes = (size_t) width * sizeof(float);
     if (ggml_backend_buffer_is_host(x->buffer)) {
-        for (int i = 0; i < n; i++) {
-            memcpy((char *) x->data + i * bytes, rows + (size_t) row[i] * width, bytes);
+        for (int i = 0; i < n; i += u) {
+            memcpy((char *) x->data + i / u * bytes, rows + (size_t) row[i] * width, bytes);
         }
         return;
     }
-    for (int i = 0; i < n; i++) {
-        ggml_backend_tensor_set(x, rows + (size_t) row[i] * width, i * bytes, bytes);
+    for (int i = 0; i < n; i += u) {
+        ggml_backend_tensor_set(x, rows + (size_t) row[i] * width, i / u * bytes, bytes);
     }
 }
 
-// The program as a ggml graph over n pairs.
+// The program as a ggml graph over n pairs, u for each row.
 static bool build_values(struct build * g, struct kv_kernel * k, struct kv_bank * b,
-                         const struct kv_step * steps, int n_steps, int row_width, int n) {
+                         const struct kv_step * steps, int n_steps, int row_width, int u, int n) {
     struct ggml_init_params params = { .mem_size = k->meta_size, .mem_buffer = k->meta, .no_alloc = true };
     g->ctx = ggml_init(params);
     if (!g->ctx) {
         return false;
     }
-    g->x        = ggml_new_tensor_3d(g->ctx, GGML_TYPE_F32, row_width, 1, n);
-    g->ids      = ggml_new_tensor_2d(g->ctx, GGML_TYPE_I32, 1, n);
+    g->x        = ggml_new_tensor_3d(g->ctx, GGML_TYPE_F32, row_width, 1, n / u);
+    g->ids      = ggml_new_tensor_2d(g->ctx, GGML_TYPE_I32, u, n / u);
     g->value[0] = g->x;
     for (int i = 0; i < n_steps; i++) {
         g->value[i + 1] = step(g, &steps[i], b);
@@ -322,7 +339,7 @@ static bool build_values(struct build * g, struct kv_kernel * k, struct kv_bank 
 
 int kv_kernel_check(struct kv_kernel * k, struct kv_bank * b, const struct kv_step * steps, int n_steps, int row_width) {
     struct build g = { 0 };
-    int unsupported = build_values(&g, k, b, steps, n_steps, row_width, 4) ? n_steps : -1;
+    int unsupported = build_values(&g, k, b, steps, n_steps, row_width, 2, 4) ? n_steps : -1;
     for (int i = 0; i < n_steps && unsupported == n_steps; i++) {
         const struct ggml_tensor * t = g.value[i + 1];
         if (t->op != GGML_OP_VIEW && !ggml_backend_dev_supports_op(k->dev, t)) {
@@ -336,14 +353,15 @@ int kv_kernel_check(struct kv_kernel * k, struct kv_bank * b, const struct kv_st
 int kv_kernel_compute(struct kv_kernel * k, struct kv_bank * b, const struct kv_step * steps, int n_steps,
                       const float * rows, int row_width, const int32_t * row, const int32_t * expert, int n, float * out) {
     struct build g = { 0 };
-    if (!build_values(&g, k, b, steps, n_steps, row_width, n)) {
+    const int    u = pairs_per_row(row, n);
+    if (!build_values(&g, k, b, steps, n_steps, row_width, u, n)) {
         return -1;
     }
     struct ggml_cgraph * graph = ggml_new_graph_custom(g.ctx, 2 * KV_KERNEL_MAX_OPS, false);
     ggml_build_forward_expand(graph, g.value[n_steps]);
     int rc = -1;
     if (place(k, g.ctx)) {
-        set_rows(g.x, rows, row_width, row, n);
+        set_rows(g.x, rows, row_width, row, u, n);
         ggml_backend_tensor_set(g.ids, expert, 0, (size_t) n * sizeof(int32_t));
         rc = ggml_backend_graph_compute(k->backend, graph);
         if (rc == GGML_STATUS_SUCCESS) {

@@ -5,6 +5,7 @@ package ggml
 import (
 	"context"
 	"errors"
+	"time"
 
 	"kvasird/ggml/gguf"
 )
@@ -26,6 +27,7 @@ type (
 func Open(Config) (*Runtime, error)                         { return nil, ErrNoLibrary }
 func (*Runtime) LoadModel(ModelConfig) (*Model, error)      { return nil, ErrNoLibrary }
 func (*Runtime) NewKernel(KernelConfig) (*Kernel, error)    { return nil, ErrNoLibrary }
+func (*Runtime) GenerateModel(string, GenerateConfig) error { return ErrNoLibrary }
 func (*Runtime) Device(string) (Device, error)              { return Device{}, ErrNoLibrary }
 func (*Model) NewContext(ContextConfig) (*Context, error)   { return nil, ErrNoLibrary }
 func (*Model) NewSampler(SamplerConfig) (*Sampler, error)   { return nil, ErrNoLibrary }
@@ -38,35 +40,36 @@ func (*Kernel) SetProgram(int, []byte) (int, int, int, error) {
 }
 func (*Kernel) Compute(int, []float32, []int32, []int32, []float32) error { return ErrNoLibrary }
 
-func (*Runtime) Devices() []Device            { return nil }
-func (*Runtime) Features() []string           { return nil }
-func (*Runtime) Variant() string              { return "none" }
-func (*Runtime) LibDir() string               { return "" }
-func (*Runtime) Release() string              { return "none" }
-func (*Runtime) ReservedBytes() uint64        { return 0 }
-func (*Model) Close() error                   { return nil }
-func (*Model) Arch() string                   { return "" }
-func (*Model) Meta(string) (string, bool)     { return "", false }
-func (*Model) ChatTemplate() string           { return "" }
-func (*Model) Layers() int                    { return 0 }
-func (*Model) EmbeddingLength() int           { return 0 }
-func (*Model) TrainContext() int              { return 0 }
-func (*Model) SizeBytes() uint64              { return 0 }
-func (*Model) VocabSize() int                 { return 0 }
-func (*Model) HasDecoder() bool               { return false }
-func (*Model) BOS() Token                     { return -1 }
-func (*Model) EOS() Token                     { return -1 }
-func (*Model) AddBOS() bool                   { return false }
-func (*Model) IsEOG(Token) bool               { return false }
-func (*Model) Piece(Token, bool) []byte       { return nil }
-func (*Context) Tokens() int                  { return 0 }
-func (*Context) SequenceTokens() int          { return 0 }
-func (*Context) Logits(int) []float32         { return nil }
-func (*Context) SeqRemove(int, int, int) bool { return false }
-func (*Context) SeqCopy(int, int, int, int)   {}
-func (*Context) Close() error                 { return nil }
-func (*Sampler) Sample(*Context, int) Token   { return 0 }
-func (*Sampler) Close()                       {}
-func (*Kernel) Bytes() int64                  { return 0 }
-func (*Kernel) Repacked() int                 { return 0 }
-func (*Kernel) Close() error                  { return nil }
+func (*Runtime) Devices() []Device             { return nil }
+func (*Runtime) Features() []string            { return nil }
+func (*Runtime) Variant() string               { return "none" }
+func (*Runtime) LibDir() string                { return "" }
+func (*Runtime) Release() string               { return "none" }
+func (*Runtime) ReservedBytes() uint64         { return 0 }
+func (*Model) Close() error                    { return nil }
+func (*Model) Arch() string                    { return "" }
+func (*Model) Meta(string) (string, bool)      { return "", false }
+func (*Model) ChatTemplate() string            { return "" }
+func (*Model) Layers() int                     { return 0 }
+func (*Model) EmbeddingLength() int            { return 0 }
+func (*Model) TrainContext() int               { return 0 }
+func (*Model) SizeBytes() uint64               { return 0 }
+func (*Model) VocabSize() int                  { return 0 }
+func (*Model) HasDecoder() bool                { return false }
+func (*Model) BOS() Token                      { return -1 }
+func (*Model) EOS() Token                      { return -1 }
+func (*Model) AddBOS() bool                    { return false }
+func (*Model) IsEOG(Token) bool                { return false }
+func (*Model) Piece(Token, bool) []byte        { return nil }
+func (*Context) Watched() (time.Duration, int) { return 0, 0 }
+func (*Context) Tokens() int                   { return 0 }
+func (*Context) SequenceTokens() int           { return 0 }
+func (*Context) Logits(int) []float32          { return nil }
+func (*Context) SeqRemove(int, int, int) bool  { return false }
+func (*Context) SeqCopy(int, int, int, int)    {}
+func (*Context) Close() error                  { return nil }
+func (*Sampler) Sample(*Context, int) Token    { return 0 }
+func (*Sampler) Close()                        {}
+func (*Kernel) Bytes() int64                   { return 0 }
+func (*Kernel) Repacked() int                  { return 0 }
+func (*Kernel) Close() error                   { return nil }

@@ -31,6 +31,12 @@ func oneLayer() *Reference {
 
 func bits(a, b float32) [2]uint32 { return [2]uint32{math.Float32bits(a), math.Float32bits(b)} }
 
+// gateAndUp takes the halves of a row of two apart for a gated activation.
+func gateAndUp(o Op) []Op {
+	o.A, o.B = 1, 2
+	return []Op{{Code: OpView, Width: 1}, {Code: OpView, Offset: 1, Width: 1}, o}
+}
+
 func TestReferenceOperations(t *testing.T) {
 	tests := []struct {
 		name string
@@ -60,9 +66,9 @@ func TestReferenceOperations(t *testing.T) {
 		{"swiglu of swapped halves", []float32{3, 1}, []Op{{Code: OpGLU, Act: ActSwiGLU, Fused: true, Swap: true, Width: 1}}, [2][]float32{{2.1931758}, {2.1931758}}},
 		{"reglu of views", []float32{-1, 2}, []Op{{Code: OpView, Offset: 1, Width: 1}, {Code: OpView, Width: 1}, {Code: OpGLU, Act: ActReGLU, A: 1, B: 2, Width: 1}},
 			[2][]float32{{-2}, {-2}}},
-		{"clamped swiglu", []float32{1, 9}, []Op{{Code: OpGLU, Act: ActSwiGLUClamp, Fused: true, F: bits(0, 3), Width: 1}}, [2][]float32{{2.1931758}, {2.1931758}}},
-		{"swiglu of gpt-oss", []float32{9, -9}, []Op{{Code: OpGLU, Act: ActSwiGLUOAI, Fused: true, F: bits(1, 1), Width: 1}}, [2][]float32{{0}, {0}}},
-		{"swiglu of gpt-oss, alpha", []float32{1, 1}, []Op{{Code: OpGLU, Act: ActSwiGLUOAI, Fused: true, F: bits(0, 7), Width: 1}}, [2][]float32{{1}, {1}}},
+		{"clamped swiglu", []float32{1, 9}, gateAndUp(Op{Code: OpGLU, Act: ActSwiGLUClamp, F: bits(0, 3), Width: 1}), [2][]float32{{2.1931758}, {2.1931758}}},
+		{"swiglu of gpt-oss", []float32{9, -9}, gateAndUp(Op{Code: OpGLU, Act: ActSwiGLUOAI, F: bits(1, 1), Width: 1}), [2][]float32{{0}, {0}}},
+		{"swiglu of gpt-oss, alpha", []float32{1, 1}, gateAndUp(Op{Code: OpGLU, Act: ActSwiGLUOAI, F: bits(0, 7), Width: 1}), [2][]float32{{1}, {1}}},
 	}
 	for _, tt := range tests {
 		r := oneLayer()

@@ -27,6 +27,8 @@ type BenchOptions struct {
 	Dir     string // where the large model is made and kept
 	Rounds  int    // interleaved rounds of each pair
 	Threads int    // of each process
+
+	Resident string // set in the child of the memory measurement
 }
 
 // BenchFlags adds the options to a command's flags.
@@ -40,6 +42,7 @@ func BenchFlags(set *flag.FlagSet) *BenchOptions {
 	set.StringVar(&o.Dir, "dir", filepath.Join(os.TempDir(), "kvasir-bench"), "`folder` for the 730 MB model, which is made once and kept")
 	set.IntVar(&o.Rounds, "rounds", 5, "interleaved `rounds` of each pair of runs; medians are given")
 	set.IntVar(&o.Threads, "threads", 1, "compute `threads` of each process")
+	set.StringVar(&o.Resident, "resident", "", "print what a backbone of this `file` holds, for the memory measurement")
 	return o
 }
 
@@ -73,6 +76,9 @@ func Bench(ctx context.Context, opts *BenchOptions, out io.Writer) error {
 	}
 	defer os.RemoveAll(dir)
 	b := &bench{BenchOptions: *opts, ctx: ctx, out: out, rt: rt, dir: dir}
+	if opts.Resident != "" {
+		return b.resident(opts.Resident)
+	}
 	var wanted []string
 	if opts.Only != "" {
 		wanted = strings.Split(opts.Only, ",")

@@ -202,6 +202,3 @@ func (b *bench) alternate(models []*ggml.Model, seqs, steps int) ([][]float64, e
 	}
 	return rates, nil
 }
-
-func (b *bench) kernel() error { return nil }
-func (b *bench) memory() error { return nil }
