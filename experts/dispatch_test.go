@@ -8,6 +8,7 @@ import (
 	"net"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 )
@@ -400,5 +401,66 @@ func TestCallsDoNotAllocate(t *testing.T) {
 	}
 	if n := testing.AllocsPerRun(500, compute); n != 0 {
 		t.Errorf("%v allocations per call", n)
+	}
+}
+
+// TestChaos cuts and freezes workers at random under several contexts: every answer is complete
+// and right.
+func TestChaos(t *testing.T) { bothReaders(t, chaos) }
+
+func chaos(t *testing.T, noLead bool) {
+	w := newSwarm(t)
+	var peers []*peer
+	for i, s := range []Slice{layerSlice(0, 40), layerSlice(20, 64), layerSlice(0, 64), layerSlice(0, 64)} {
+		peers = append(peers, w.start(fmt.Sprint(i), newFFN(testWidth, testHidden, s), nil))
+	}
+	d := w.dispatcher(func(c *Config) {
+		c.NoLead, c.CoverageWait = noLead, 20*time.Second
+		c.DeadAfter = 300 * time.Millisecond
+	})
+	waitFor(t, d, "connected", connected)
+	stop := make(chan struct{})
+	var wg sync.WaitGroup
+	var answers atomic.Int64
+	for i := range 4 {
+		call := testCall(uint64(i), 1+20*i, i%2 == 0)
+		want := alone(t, newFFN(testWidth, testHidden, layerSlice(0, testExperts)), call)
+		wg.Go(func() {
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				poison(call)
+				if err := d.Compute(context.Background(), call); err != nil {
+					t.Error(err)
+					return
+				}
+				if diff := maxDiff(call.Out, want); diff != 0 {
+					t.Errorf("maximum difference %g", diff)
+					return
+				}
+				answers.Add(1)
+			}
+		})
+	}
+	rng := rand.New(rand.NewPCG(5, 6))
+	for end := time.Now().Add(1500 * time.Millisecond); time.Now().Before(end); {
+		p := peers[rng.IntN(len(peers))]
+		if rng.IntN(2) == 0 {
+			p.cut()
+		} else {
+			p.freeze(true)
+			time.Sleep(time.Duration(rng.IntN(100)) * time.Millisecond)
+			p.freeze(false)
+		}
+		time.Sleep(time.Duration(rng.IntN(50)) * time.Millisecond)
+	}
+	close(stop)
+	wg.Wait()
+	t.Logf("%d answers", answers.Load())
+	if answers.Load() == 0 {
+		t.Error("no answers at all")
 	}
 }
