@@ -14,6 +14,7 @@ import (
 	"github.com/libp2p/go-libp2p/core/network"
 	"github.com/libp2p/go-libp2p/core/peer"
 	"github.com/libp2p/go-libp2p/p2p/muxer/yamux"
+	"github.com/libp2p/go-libp2p/p2p/net/swarm"
 	"github.com/libp2p/go-libp2p/p2p/security/noise"
 	libp2ptls "github.com/libp2p/go-libp2p/p2p/security/tls"
 	"github.com/libp2p/go-libp2p/p2p/transport/quic"
@@ -141,7 +142,7 @@ func newNode(cfg *Config) (host.Host, error) {
 		libp2p.Security(libp2ptls.ID, libp2ptls.New),
 		libp2p.Security(noise.ID, noise.New),
 		libp2p.Muxer(yamux.ID, &mux),
-		libp2p.DialRanker(rankDials),
+		libp2p.SwarmOpts(swarm.WithDialRanker(rankDials)),
 		libp2p.WithDialTimeout(cfg.HelloTimeout),
 		libp2p.ResourceManager(limits),
 		libp2p.DisableRelay(),
