@@ -1,6 +1,6 @@
 # Every target works from a plain checkout; `make help` lists them.
 .DEFAULT_GOAL := help
-.PHONY: help deps build test check demo bench fuzz clean clean-deps
+.PHONY: help deps build test test-vulkan check demo bench fuzz clean clean-deps
 
 STATICCHECK = honnef.co/go/tools/cmd/staticcheck@v0.8.2
 GO_FILES    = $(shell find cmd node p2p ring experts market settle ggml -name '*.go' 2>/dev/null)
@@ -23,7 +23,7 @@ test: deps ## run the tests; needs no root
 	packaging/deps_test.sh
 	go build ./...
 	go test -count=1 -p 1 -timeout 10m $(GOTESTFLAGS) ./...
-	@echo "left out: race detector, linters and the build without cgo (make check), fuzzing (make fuzz), benchmarks (make bench)"
+	@echo "left out: race detector, linters and the build without cgo (make check), fuzzing (make fuzz), a GPU backend (make test-vulkan), benchmarks (make bench)"
 
 check: deps ## format, vet, staticcheck, tidy, build without cgo, tests with the race detector
 	@bad=$$(gofmt -l $(GO_FILES)); [ -z "$$bad" ] || { echo "not formatted (gofmt -w): $$bad"; exit 1; }
@@ -33,6 +33,11 @@ check: deps ## format, vet, staticcheck, tidy, build without cgo, tests with the
 	CGO_ENABLED=0 go build ./...
 	CGO_ENABLED=0 go vet ./...
 	go test -race -count=1 -p 1 -timeout 15m $(GOTESTFLAGS) ./...
+
+# Mesa's driver computes Vulkan on the CPU where there is no GPU; it wants to be named.
+test-vulkan: ## the expert kernel on a Vulkan device (Debian: libvulkan1 and a driver, such as mesa-vulkan-drivers)
+	BACKEND=vulkan packaging/deps.sh
+	GGML_VK_VISIBLE_DEVICES=$${GGML_VK_VISIBLE_DEVICES-0} go test -tags vulkan -count=1 -v -run OnVulkan ./ggml
 
 demo: build ## a backbone and three expert workers on this machine answer three questions
 	bin/kvasird demo
