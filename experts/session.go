@@ -95,6 +95,13 @@ func (s *session) handshake(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("offer: %w", err)
 	}
+	if f.Type == frameError && f.ID == 0 {
+		refused, err := decodeError(f.Payload)
+		if err != nil {
+			return violation(err)
+		}
+		return refused
+	}
 	if f.Type != frameOffer || f.ID != 0 {
 		return violation(fmt.Errorf("first frame is of type %d, want an offer", f.Type))
 	}

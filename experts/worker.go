@@ -36,6 +36,7 @@ type WorkerConfig struct {
 	QueueBytes   int // bytes of these and of their replies: 256 MiB
 	BatchPairs   int // pairs computed together: 4096
 	MaxSessions  int // 256
+	PeerSessions int // of these, of one peer, which needs one: 8
 
 	Handshake time.Duration // for OFFER and WANT: 10 s
 	Idle      time.Duration // a session silent for so long is closed: 15 s
@@ -58,6 +59,7 @@ func (c *WorkerConfig) validate() error {
 	defaults(&c.QueueBytes, 256<<20)
 	defaults(&c.BatchPairs, 4096)
 	defaults(&c.MaxSessions, 256)
+	defaults(&c.PeerSessions, 8)
 	defaults(&c.Handshake, 10*time.Second)
 	defaults(&c.Idle, 15*time.Second)
 	defaults(&c.Drain, 2*time.Second)
@@ -155,8 +157,10 @@ func NewWorker(cfg WorkerConfig) (*Worker, error) {
 // Serve runs one session over conn, which it closes, until the dispatcher leaves, ctx ends or
 // the worker is closed (nil), or something is wrong (the error says what).
 func (w *Worker) Serve(ctx context.Context, conn net.Conn) error {
-	s := &workerSession{link: newLink(conn), w: w}
+	s := &workerSession{link: newLink(conn), w: w, peer: fmt.Sprint(conn.RemoteAddr())}
 	if err := w.enter(s); err != nil {
+		s.conn.SetWriteDeadline(time.Now().Add(time.Second))
+		s.write(frameError, 0, putError(nil, CodeLimit, err.Error()))
 		conn.Close()
 		return err
 	}
@@ -179,6 +183,15 @@ func (w *Worker) enter(s *workerSession) error {
 	}
 	if len(w.sessions) >= w.cfg.MaxSessions {
 		return fmt.Errorf("experts: %d sessions are open already; raise the limit to serve more", w.cfg.MaxSessions)
+	}
+	same := 0
+	for o := range w.sessions {
+		if o.peer == s.peer {
+			same++
+		}
+	}
+	if same >= w.cfg.PeerSessions {
+		return fmt.Errorf("experts: %d sessions of this peer are open already, which is the most of one", same)
 	}
 	w.sessions[s] = struct{}{}
 	w.serving.Add(1)

@@ -16,6 +16,7 @@ const inlinePairs = 64
 type workerSession struct {
 	*link
 	w        *Worker
+	peer     string           // the dispatcher's address, which is its peer id
 	programs []*workerProgram // by the dispatcher's number; nil: not set
 	jobs     atomic.Int32     // calls in the queue, being computed, or with a reply to write
 	silent   int              // checks without a frame; guarded by Worker.mu

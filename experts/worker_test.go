@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"net"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -124,14 +125,39 @@ func TestWorkerClose(t *testing.T) {
 	time.Sleep(50 * time.Millisecond)
 	close(stop)
 	wg.Wait()
-	if err := a.worker.Serve(t.Context(), nopConn{}); !errors.Is(err, ErrClosed) {
+	late, _ := net.Pipe()
+	late.Close()
+	if err := a.worker.Serve(t.Context(), late); !errors.Is(err, ErrClosed) {
 		t.Errorf("Serve after Close: %v", err)
 	}
 }
 
-type nopConn struct{ net.Conn }
-
-func (nopConn) Close() error { return nil }
+// TestSessionsOfOnePeer has a peer, which pipes are all from, open one session too many.
+func TestSessionsOfOnePeer(t *testing.T) {
+	w := newSwarm(t)
+	p := w.start("a", newFFN(testWidth, testHidden, layerSlice(0, testExperts)), func(c *WorkerConfig) { c.PeerSessions = 2 })
+	var serving sync.WaitGroup
+	open := func() *script {
+		here, there := net.Pipe()
+		serving.Go(func() { p.worker.Serve(t.Context(), there) })
+		return newScript(t, here)
+	}
+	first, second := open(), open()
+	first.must(frameOffer)
+	second.must(frameOffer)
+	e, err := decodeError(open().must(frameError).Payload)
+	if err != nil || e.Code != CodeLimit || !strings.Contains(e.Text, "2 sessions of this peer") {
+		t.Errorf("the third session got %v, %v", e, err)
+	}
+	client(t, w, "a") // another peer is served
+	first.conn.Close()
+	within(t, time.Second, "a place is free", func() bool { return p.worker.Stats().Sessions == 2 })
+	third := open()
+	third.must(frameOffer)
+	second.conn.Close()
+	third.conn.Close()
+	serving.Wait()
+}
 
 // TestSlowReader does not hold up the others: it asks for much and reads nothing.
 func TestSlowReader(t *testing.T) {
