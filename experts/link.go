@@ -22,19 +22,40 @@ const (
 	directBytes = 64 << 10
 )
 
-// buffer is a pooled payload.
-type buffer struct{ b []byte }
+// buffer is a pooled payload that is sent from where it is, to whichever link.
+type buffer struct {
+	b  []byte // the payload, in the buffer of w
+	w  *p2p.FrameWriter
+	to io.Writer // of w, while it sends
+}
 
-var buffers = sync.Pool{New: func() any { return new(buffer) }}
+var buffers = sync.Pool{New: func() any {
+	buf := new(buffer)
+	buf.w = p2p.NewFrameWriter(buf, MaxFrame)
+	return buf
+}}
 
-// getBuffer returns a buffer of n bytes of unspecified content, aligned for numbers.
+// getBuffer returns a buffer of n bytes of unspecified content, aligned for numbers. Its user
+// has checked that n is at most MaxFrame.
 func getBuffer(n int) *buffer {
 	buf := buffers.Get().(*buffer)
-	if cap(buf.b) < n {
-		buf.b = make([]byte, n, max(n, 4<<10))
+	b, err := buf.w.Payload(n)
+	if err != nil {
+		panic(err)
 	}
-	buf.b = buf.b[:n]
+	buf.b = b
 	return buf
+}
+
+// Write is for the buffer's own frame writer.
+func (buf *buffer) Write(frame []byte) (int, error) { return buf.to.Write(frame) }
+
+// send writes the buffer as a frame; the link's wmu is held.
+func (buf *buffer) send(to io.Writer, typ uint8, id uint64) error {
+	buf.to = to
+	err := buf.w.Send(typ, 0, id)
+	buf.to, buf.b = nil, nil
+	return err
 }
 
 // outFrame is a frame for the writer goroutine. Either payload or pooled is used.
@@ -145,11 +166,15 @@ func (l *link) startWriter(written func(typ uint8)) {
 
 // writeOut writes a posted frame. A failure closes the connection: the reader reports it.
 func (l *link) writeOut(f *outFrame) {
-	payload := f.payload
-	if f.pooled != nil {
-		payload = f.pooled.b
+	var err error
+	if f.pooled == nil {
+		err = l.write(f.typ, f.id, f.payload)
+	} else {
+		l.wmu.Lock()
+		err = f.pooled.send(l.conn, f.typ, f.id)
+		l.wmu.Unlock()
 	}
-	if err := l.write(f.typ, f.id, payload); err != nil {
+	if err != nil {
 		l.conn.Close()
 	}
 	f.release()

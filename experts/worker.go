@@ -94,7 +94,8 @@ type Worker struct {
 	rows  []atomic.Uint64
 	count struct{ calls, batches, busy, expired, refused atomic.Uint64 }
 
-	kernel   sync.Mutex // guards cfg.Kernel, programs, scratch
+	perPair  atomic.Uint32 // float32 bits, ns: what the kernel takes for a pair
+	kernel   sync.Mutex    // guards cfg.Kernel, programs, scratch
 	programs map[string]*workerProgram
 	scratch  batchScratch
 

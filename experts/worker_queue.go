@@ -151,7 +151,7 @@ func (w *Worker) compute() error {
 	}
 	if len(b.jobs) == 1 {
 		c := &b.jobs[0].call
-		return w.cfg.Kernel.Compute(p.kernel, c.rows, c.row, c.expert, float32s(b.jobs[0].reply.b))
+		return w.computeLocked(p, c.rows, c.row, c.expert, float32s(b.jobs[0].reply.b))
 	}
 	b.rows, b.row, b.expert = b.rows[:0], b.row[:0], b.expert[:0]
 	for _, j := range b.jobs {
@@ -163,7 +163,7 @@ func (w *Worker) compute() error {
 		}
 	}
 	b.out = slices.Grow(b.out[:0], len(b.row)*p.outWidth)[:len(b.row)*p.outWidth]
-	if err := w.cfg.Kernel.Compute(p.kernel, b.rows, b.row, b.expert, b.out); err != nil {
+	if err := w.computeLocked(p, b.rows, b.row, b.expert, b.out); err != nil {
 		return err
 	}
 	out := b.out
@@ -172,6 +172,23 @@ func (w *Worker) compute() error {
 		out = out[n:]
 	}
 	return nil
+}
+
+// computeLocked runs the kernel, which is locked, and learns how fast it is.
+func (w *Worker) computeLocked(p *workerProgram, rows []float32, row, expert []int32, out []float32) error {
+	began := time.Now()
+	err := w.cfg.Kernel.Compute(p.kernel, rows, row, expert, out)
+	smooth(&w.perPair, max(1, float64(time.Since(began))/float64(len(row))))
+	return err
+}
+
+// isQuick says whether so many pairs are expected to take no longer than inlineTime.
+func (w *Worker) isQuick(pairs int) bool {
+	perPair := load(&w.perPair)
+	if perPair == 0 {
+		return pairs <= inlinePairs
+	}
+	return perPair*float64(pairs) <= float64(inlineTime)
 }
 
 // answer leaves the replies of the scratch, which the combiner alone uses, to the writers.

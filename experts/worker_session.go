@@ -8,9 +8,13 @@ import (
 	"kvasird/p2p"
 )
 
-// inlinePairs bounds the calls that the reader of a session computes itself. Larger ones go
-// through the queue, so that heartbeats are answered while they are computed.
-const inlinePairs = 64
+// inlineTime bounds the calls that the reader of a session computes itself, by what the kernel
+// took for earlier ones. Larger ones go through the queue, so that heartbeats are answered
+// while they are computed. inlinePairs is the bound until that is known.
+const (
+	inlineTime  = 30 * time.Millisecond
+	inlinePairs = 64
+)
 
 // workerSession is one dispatcher's session. Its methods belong to the reader goroutine.
 type workerSession struct {
@@ -148,7 +152,7 @@ func (s *workerSession) call(f p2p.Frame) error {
 		return s.reject(f.ID, refused)
 	}
 	w := s.w
-	if len(c.row) <= inlinePairs && w.waiting.Load() == 0 && s.wmu.TryLock() {
+	if w.isQuick(len(c.row)) && w.waiting.Load() == 0 && s.wmu.TryLock() {
 		if w.kernel.TryLock() {
 			return s.inline(f.ID, p, &c)
 		}
@@ -166,7 +170,7 @@ func (s *workerSession) inline(id uint64, p *workerProgram, c *callFrame) error 
 	defer s.wmu.Unlock()
 	payload, err := s.link.w.Payload(4 * len(c.row) * p.outWidth)
 	if err == nil {
-		err = s.w.cfg.Kernel.Compute(p.kernel, c.rows, c.row, c.expert, float32s(payload))
+		err = s.w.computeLocked(p, c.rows, c.row, c.expert, float32s(payload))
 	}
 	s.w.kernel.Unlock()
 	if err != nil {
