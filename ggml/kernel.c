@@ -1,5 +1,6 @@
 //go:build cgo
 
+#define _GNU_SOURCE
 // The expert kernel. A pair is a row with one expert, and a token's experts may be
 // spread unevenly over workers. Where every row has the same number u of pairs the
 // graph is llama.cpp's own: rows [width, 1, n/u], ids [u, n/u]. Else every pair is
@@ -9,6 +10,8 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include "ggml-alloc.h"
 #include "ggml-cpu.h"
@@ -18,9 +21,33 @@ struct kv_kernel {
     ggml_backend_dev_t      dev;
     ggml_threadpool_t       pool;
     void (*pool_free)(ggml_threadpool_t);
-    ggml_backend_buffer_t   scratch; // the activations of one compute
-    void *                  meta;    // ggml's bookkeeping of one graph
-    size_t                  meta_size;
+    ggml_backend_buffer_t   scratch;    // the activations of one compute
+    int64_t                 generation; // of scratch: graphs placed in an older one are void
+};
+
+// A graph of one size: n pairs, u for each row.
+struct kv_graph {
+    int                   n, u;
+    int64_t               generation;
+    struct ggml_context * ctx;
+    void *                meta; // ggml's bookkeeping of it
+    struct ggml_cgraph *  graph;
+    struct ggml_tensor *  x;
+    struct ggml_tensor *  ids;
+    struct ggml_tensor *  out;
+};
+
+// Sizes above KEPT_PAIRS are rare and their compute is long: they share one slot.
+enum { KEPT = 8, KEPT_PAIRS = 64 };
+
+struct kv_program {
+    struct kv_kernel * kernel;
+    struct kv_bank *   bank;
+    struct kv_step     steps[KV_KERNEL_MAX_OPS];
+    int                n_steps;
+    int                row_width;
+    struct kv_graph    kept[KEPT + 1];
+    int                next; // of kept to give up
 };
 
 struct kv_bank {
@@ -66,9 +93,7 @@ struct kv_kernel * kv_kernel_new(size_t device, int n_threads) {
     }
     k->dev     = ggml_backend_dev_get(device);
     k->backend = ggml_backend_dev_init(k->dev, NULL);
-    k->meta_size = ggml_tensor_overhead() * (3 * KV_KERNEL_MAX_OPS) + ggml_graph_overhead_custom(2 * KV_KERNEL_MAX_OPS, false);
-    k->meta    = malloc(k->meta_size);
-    if (!k->backend || !k->meta) {
+    if (!k->backend) {
         kv_kernel_free(k);
         return NULL;
     }
@@ -87,7 +112,6 @@ void kv_kernel_free(struct kv_kernel * k) {
     if (k->pool) {
         k->pool_free(k->pool);
     }
-    free(k->meta);
     free(k);
 }
 
@@ -126,6 +150,25 @@ static ggml_backend_buffer_type_t choose_buft(struct kv_kernel * k, const struct
     return ggml_backend_dev_buffer_type(k->dev);
 }
 
+// Experts are read once per token from end to end, tens of megabytes of them: with
+// large pages a core spends less of that time on address translation.
+static void use_large_pages(struct kv_kernel * k, ggml_backend_buffer_t buffer) {
+#ifdef MADV_HUGEPAGE
+    if (ggml_backend_dev_type(k->dev) == GGML_BACKEND_DEVICE_TYPE_CPU) {
+        const uintptr_t page  = (uintptr_t) sysconf(_SC_PAGESIZE);
+        const uintptr_t base  = (uintptr_t) ggml_backend_buffer_get_base(buffer);
+        const uintptr_t begin = (base + page - 1) & ~(page - 1);
+        const uintptr_t end   = (base + ggml_backend_buffer_get_size(buffer)) & ~(page - 1);
+        if (end > begin) {
+            madvise((void *) begin, end - begin, MADV_HUGEPAGE); // advice: refusal costs speed only
+        }
+    }
+#else
+    (void) k;
+    (void) buffer;
+#endif
+}
+
 struct kv_bank * kv_bank_new(struct kv_kernel * k, const struct kv_weight_desc * w, int n, int used, bool repack) {
     if (n > KV_KERNEL_MAX_WEIGHTS) {
         return NULL;
@@ -149,6 +192,7 @@ struct kv_bank * kv_bank_new(struct kv_kernel * k, const struct kv_weight_desc *
             kv_bank_free(b);
             return NULL;
         }
+        use_large_pages(k, b->buffer[i]);
         ggml_backend_buffer_set_usage(b->buffer[i], GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
         if (ggml_backend_tensor_alloc(b->buffer[i], t, ggml_backend_buffer_get_base(b->buffer[i])) != GGML_STATUS_SUCCESS) {
             kv_bank_free(b);
@@ -192,7 +236,6 @@ void kv_bank_free(struct kv_bank * b) {
 
 struct build {
     struct ggml_context * ctx;
-    struct ggml_tensor *  x;
     struct ggml_tensor *  ids;
     struct ggml_tensor *  value[KV_KERNEL_MAX_OPS + 1];
 };
@@ -271,6 +314,7 @@ static bool place(struct kv_kernel * k, struct ggml_context * ctx) {
     if (!k->scratch || ggml_backend_buffer_get_size(k->scratch) < need) {
         ggml_backend_buffer_free(k->scratch);
         k->scratch = ggml_backend_buft_alloc_buffer(buft, need + need / 4 + align);
+        k->generation++;
         if (!k->scratch) {
             return false;
         }
@@ -320,54 +364,113 @@ static void set_rows(struct ggml_tensor * x, const float * rows, int width, cons
     }
 }
 
-// The program as a ggml graph over n pairs, u for each row.
-static bool build_values(struct build * g, struct kv_kernel * k, struct kv_bank * b,
-                         const struct kv_step * steps, int n_steps, int row_width, int u, int n) {
-    struct ggml_init_params params = { .mem_size = k->meta_size, .mem_buffer = k->meta, .no_alloc = true };
+static void graph_free(struct kv_graph * g) {
+    ggml_free(g->ctx);
+    free(g->meta);
+    *g = (struct kv_graph) { 0 };
+}
+
+// Builds the program as a ggml graph. values, if given, gets the result of every step.
+static bool graph_build(struct kv_graph * g, struct kv_program * p, int u, int n, struct ggml_tensor ** values) {
+    const size_t size = ggml_tensor_overhead() * (4 * p->n_steps + 4) + ggml_graph_overhead_custom(2 * KV_KERNEL_MAX_OPS, false);
+    g->meta = malloc(size);
+    if (!g->meta) {
+        return false;
+    }
+    struct ggml_init_params params = { .mem_size = size, .mem_buffer = g->meta, .no_alloc = true };
     g->ctx = ggml_init(params);
     if (!g->ctx) {
         return false;
     }
-    g->x        = ggml_new_tensor_3d(g->ctx, GGML_TYPE_F32, row_width, 1, n / u);
-    g->ids      = ggml_new_tensor_2d(g->ctx, GGML_TYPE_I32, u, n / u);
-    g->value[0] = g->x;
-    for (int i = 0; i < n_steps; i++) {
-        g->value[i + 1] = step(g, &steps[i], b);
+    g->x   = ggml_new_tensor_3d(g->ctx, GGML_TYPE_F32, p->row_width, 1, n / u);
+    g->ids = ggml_new_tensor_2d(g->ctx, GGML_TYPE_I32, u, n / u);
+    struct build b = { .ctx = g->ctx, .ids = g->ids };
+    b.value[0] = g->x;
+    for (int i = 0; i < p->n_steps; i++) {
+        b.value[i + 1] = step(&b, &p->steps[i], p->bank);
     }
+    if (values) {
+        memcpy(values, b.value + 1, p->n_steps * sizeof(*values));
+    }
+    g->out   = b.value[p->n_steps];
+    g->graph = ggml_new_graph_custom(g->ctx, 2 * KV_KERNEL_MAX_OPS, false);
+    ggml_build_forward_expand(g->graph, g->out);
+    g->n = n;
+    g->u = u;
     return true;
 }
 
-int kv_kernel_check(struct kv_kernel * k, struct kv_bank * b, const struct kv_step * steps, int n_steps, int row_width) {
-    struct build g = { 0 };
-    int unsupported = build_values(&g, k, b, steps, n_steps, row_width, 2, 4) ? n_steps : -1;
-    for (int i = 0; i < n_steps && unsupported == n_steps; i++) {
-        const struct ggml_tensor * t = g.value[i + 1];
-        if (t->op != GGML_OP_VIEW && !ggml_backend_dev_supports_op(k->dev, t)) {
+// The graph for this size, placed in the kernel's scratch; NULL without memory.
+static struct kv_graph * graph_for(struct kv_program * p, int u, int n) {
+    struct kv_graph * g = &p->kept[KEPT];
+    if (n <= KEPT_PAIRS) {
+        for (int i = 0; i < KEPT; i++) {
+            if (p->kept[i].n == n && p->kept[i].u == u && p->kept[i].generation == p->kernel->generation) {
+                return &p->kept[i];
+            }
+        }
+        g       = &p->kept[p->next];
+        p->next = (p->next + 1) % KEPT;
+    }
+    graph_free(g);
+    if (!graph_build(g, p, u, n, NULL) || !place(p->kernel, g->ctx)) {
+        graph_free(g);
+        return NULL;
+    }
+    g->generation = p->kernel->generation;
+    return g;
+}
+
+struct kv_program * kv_program_new(struct kv_kernel * k, struct kv_bank * b, const struct kv_step * steps, int n_steps, int row_width) {
+    struct kv_program * p = calloc(1, sizeof(*p));
+    if (!p || n_steps > KV_KERNEL_MAX_OPS) {
+        free(p);
+        return NULL;
+    }
+    p->kernel    = k;
+    p->bank      = b;
+    p->n_steps   = n_steps;
+    p->row_width = row_width;
+    memcpy(p->steps, steps, n_steps * sizeof(*steps));
+    return p;
+}
+
+void kv_program_free(struct kv_program * p) {
+    if (p) {
+        for (int i = 0; i <= KEPT; i++) {
+            graph_free(&p->kept[i]);
+        }
+        free(p);
+    }
+}
+
+int kv_program_check(struct kv_program * p) {
+    if (!p) {
+        return -1;
+    }
+    struct kv_graph      g = { 0 };
+    struct ggml_tensor * values[KV_KERNEL_MAX_OPS];
+    int unsupported = graph_build(&g, p, 2, 4, values) ? p->n_steps : -1;
+    for (int i = 0; i < p->n_steps && unsupported == p->n_steps; i++) {
+        if (values[i]->op != GGML_OP_VIEW && !ggml_backend_dev_supports_op(p->kernel->dev, values[i])) {
             unsupported = i;
         }
     }
-    ggml_free(g.ctx);
+    graph_free(&g);
     return unsupported;
 }
 
-int kv_kernel_compute(struct kv_kernel * k, struct kv_bank * b, const struct kv_step * steps, int n_steps,
-                      const float * rows, int row_width, const int32_t * row, const int32_t * expert, int n, float * out) {
-    struct build g = { 0 };
-    const int    u = pairs_per_row(row, n);
-    if (!build_values(&g, k, b, steps, n_steps, row_width, u, n)) {
+int kv_program_compute(struct kv_program * p, const float * rows, const int32_t * row, const int32_t * expert, int n, float * out) {
+    const int         u = pairs_per_row(row, n);
+    struct kv_graph * g = graph_for(p, u, n);
+    if (!g) {
         return -1;
     }
-    struct ggml_cgraph * graph = ggml_new_graph_custom(g.ctx, 2 * KV_KERNEL_MAX_OPS, false);
-    ggml_build_forward_expand(graph, g.value[n_steps]);
-    int rc = -1;
-    if (place(k, g.ctx)) {
-        set_rows(g.x, rows, row_width, row, u, n);
-        ggml_backend_tensor_set(g.ids, expert, 0, (size_t) n * sizeof(int32_t));
-        rc = ggml_backend_graph_compute(k->backend, graph);
-        if (rc == GGML_STATUS_SUCCESS) {
-            ggml_backend_tensor_get(g.value[n_steps], out, 0, ggml_nbytes(g.value[n_steps]));
-        }
+    set_rows(g->x, rows, p->row_width, row, u, n);
+    ggml_backend_tensor_set(g->ids, expert, 0, (size_t) n * sizeof(int32_t));
+    const int rc = ggml_backend_graph_compute(p->kernel->backend, g->graph);
+    if (rc == GGML_STATUS_SUCCESS) {
+        ggml_backend_tensor_get(g->out, out, 0, ggml_nbytes(g->out));
     }
-    ggml_free(g.ctx);
     return rc;
 }

@@ -50,7 +50,7 @@ type bank struct {
 type kernelProgram struct {
 	bank     *bank
 	encoded  string
-	steps    []C.struct_kv_step
+	c        *C.struct_kv_program
 	rowWidth int
 	outWidth int
 	maxPairs int // per graph
@@ -75,6 +75,9 @@ func (rt *Runtime) NewKernel(cfg KernelConfig) (*Kernel, error) {
 func (k *Kernel) Close() error {
 	if !k.release() {
 		return nil
+	}
+	for _, p := range k.programs {
+		C.kv_program_free(p.c)
 	}
 	for _, b := range k.banks {
 		C.kv_bank_free(b.c)
@@ -330,15 +333,17 @@ func (k *Kernel) SetProgram(layer int, program []byte) (prog, rowWidth, outWidth
 		return 0, 0, 0, fmt.Errorf("layer %d: %w", layer, err)
 	}
 	steps := stepsOf(p, b.weight)
-	if n := int(C.kv_kernel_check(k.c, b.c, &steps[0], C.int(len(steps)), C.int(p.RowWidth))); n >= 0 && n < len(steps) {
-		return 0, 0, 0, fmt.Errorf("%w: layer %d: this device cannot compute operation %d, %s", ErrProgram, layer, n, p.Ops[n].Weight)
+	c := C.kv_program_new(k.c, b.c, &steps[0], C.int(len(steps)), C.int(p.RowWidth))
+	if n := int(C.kv_program_check(c)); n != len(steps) {
+		C.kv_program_free(c)
+		return 0, 0, 0, fmt.Errorf("%w: layer %d: this device cannot compute operation %d of %d", ErrProgram, layer, n, len(steps))
 	}
 	widths := int64(p.RowWidth)
 	for _, op := range p.Ops {
 		widths += int64(op.Width)
 	}
 	k.programs = append(k.programs, kernelProgram{
-		bank: b, encoded: string(program), steps: steps,
+		bank: b, encoded: string(program), c: c,
 		rowWidth: int(p.RowWidth), outWidth: p.OutWidth(), maxPairs: int(max(1, maxChunkBytes/(4*widths))),
 	})
 	return len(k.programs) - 1, int(p.RowWidth), p.OutWidth(), nil
@@ -366,8 +371,7 @@ func (k *Kernel) Compute(prog int, rows []float32, row, expert []int32, out []fl
 	}
 	for at := 0; at < len(row); at += p.maxPairs {
 		n := min(p.maxPairs, len(row)-at)
-		rc := C.kv_kernel_compute(k.c, p.bank.c, &p.steps[0], C.int(len(p.steps)),
-			(*C.float)(&rows[0]), C.int(p.rowWidth), (*C.int32_t)(&row[at]), (*C.int32_t)(&k.local[at]),
+		rc := C.kv_program_compute(p.c, (*C.float)(&rows[0]), (*C.int32_t)(&row[at]), (*C.int32_t)(&k.local[at]),
 			C.int(n), (*C.float)(&out[at*p.outWidth]))
 		if rc != 0 {
 			return fmt.Errorf("layer %d: the backend failed with status %d", p.bank.layer, int(rc))

@@ -13,6 +13,7 @@ enum { KV_KERNEL_MAX_OPS = 32, KV_KERNEL_MAX_WEIGHTS = 16 };
 
 struct kv_kernel;
 struct kv_bank;
+struct kv_program;
 
 // One weight of a bank: [ne0, ne1, experts], [ne0, experts] or [experts].
 struct kv_weight_desc {
@@ -49,12 +50,16 @@ size_t           kv_bank_bytes(const struct kv_bank * b);
 // How many of the bank's weights are in a layout of the backend's own.
 int              kv_bank_repacked(const struct kv_bank * b);
 
-// The first step that the backend cannot compute, n_steps when it can all, -1 without memory.
-int kv_kernel_check(struct kv_kernel * k, struct kv_bank * b, const struct kv_step * steps, int n_steps, int row_width);
+// A program over a bank; it keeps the graphs of the sizes that come often. Free it
+// before its bank. NULL without memory.
+struct kv_program * kv_program_new(struct kv_kernel * k, struct kv_bank * b, const struct kv_step * steps, int n_steps, int row_width);
+void                kv_program_free(struct kv_program * p);
 
-// out[p] = program(rows[row[p]], expert[p]) for p < n; expert ids are the bank's.
+// The first step that the backend cannot compute, n_steps when it can all, -1 without memory.
+int kv_program_check(struct kv_program * p);
+
+// out[i] = program(rows[row[i]], expert[i]) for i < n; expert ids are the bank's.
 // Returns 0, or -1 with no memory, or a ggml_status.
-int kv_kernel_compute(struct kv_kernel * k, struct kv_bank * b, const struct kv_step * steps, int n_steps,
-                      const float * rows, int row_width, const int32_t * row, const int32_t * expert, int n, float * out);
+int kv_program_compute(struct kv_program * p, const float * rows, const int32_t * row, const int32_t * expert, int n, float * out);
 
 #endif
