@@ -52,10 +52,13 @@ func Demo(ctx context.Context, out io.Writer) (err error) {
 	defer os.RemoveAll(dir)
 	d := &demoSwarm{dir: dir, out: out}
 	defer func() { err = errors.Join(err, d.children.stop()) }()
-	if err := d.start(ctx); err != nil {
-		return err
+	if err = d.start(ctx); err == nil {
+		err = d.ask(ctx)
 	}
-	return d.ask(ctx)
+	if errors.Is(ctx.Err(), context.Canceled) {
+		err = errors.New("interrupted")
+	}
+	return err
 }
 
 // start writes the files and starts the processes.

@@ -26,7 +26,9 @@ const Version = "0.1.0"
 const wireVersion = 1
 
 const (
-	stopTime       = 10 * time.Second // for what runs to end
+	stopTime       = 10 * time.Second // for a daemon to end, of which
+	answerTime     = 3 * time.Second  // for running answers to end by themselves, and
+	doorTime       = 5 * time.Second  // for their clients to read that, or why they do not
 	canaryPause    = 2 * time.Second  // between canaries while one fails
 	canaryDeadline = 30 * time.Second
 )
@@ -162,6 +164,7 @@ func (n *Node) startHost(identity p2p.Identity) error {
 	}
 	n.onStop(n.host.Close)
 	if n.worker != nil {
+		n.onStop(n.worker.worker.Close) // answers what was sent, while there is a host
 		return n.host.HandleStream(expertsProtocol, n.worker.serve(n.log))
 	}
 	return nil
@@ -233,8 +236,12 @@ func (n *Node) serve(ctx context.Context, failed chan<- error) (wait func()) {
 	}
 	return func() {
 		cancel()
+		if n.engine != nil {
+			late := time.AfterFunc(answerTime, func() { n.engine.Close() })
+			defer late.Stop()
+		}
 		if control != nil {
-			stop, done := context.WithTimeout(context.Background(), stopTime)
+			stop, done := context.WithTimeout(context.Background(), doorTime)
 			defer done()
 			control.Close(stop)
 		}

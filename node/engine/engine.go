@@ -83,7 +83,7 @@ func (c *Config) validate() error {
 // Errors that Start and Generation.Next return, beside those of the decode.
 var (
 	ErrQueueFull = errors.New("the queue is full")
-	ErrClosed    = errors.New("the engine is closed")
+	ErrClosed    = errors.New("the engine is closed: the node is stopping")
 	errNoCanary  = errors.New("no token has gone through the model yet")
 )
 
