@@ -90,6 +90,7 @@ type run struct {
 	d       *Dispatcher
 	call    *Call
 	program *program
+	only    *session // nobody else is asked; nil: whoever is best
 
 	planner place.Planner
 	peers   []place.Peer
@@ -149,7 +150,7 @@ func (l *runList) get(d *Dispatcher, done <-chan struct{}) *run {
 }
 
 func (l *runList) put(r *run) {
-	r.call, r.program = nil, nil
+	r.call, r.program, r.only = nil, nil, nil
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.list = append(l.list, r)
@@ -220,6 +221,9 @@ func (r *run) compute(ctx context.Context, p *program, call *Call) error {
 
 // patience is how long pairs may have nobody to ask.
 func (r *run) patience() time.Duration {
+	if r.only != nil {
+		return 0
+	}
 	if r.onlyBusy {
 		return max(r.d.cfg.CoverageWait, r.d.cfg.MaxDeadline)
 	}

@@ -15,6 +15,9 @@ import (
 func (r *run) dispatch(now time.Time) {
 	r.here = r.here[:0]
 	local := r.d.cfg.Local
+	if r.only != nil {
+		local = nil
+	}
 	if local != nil && local.First {
 		r.pending = r.takeLocal(r.pending)
 	}
@@ -57,7 +60,7 @@ func (r *run) plan(routes *routes, now time.Time, least trust) {
 		r.peers = append(r.peers, place.Peer{
 			Base: float32(load(&s.lat.base)), PerPair: float32(load(&s.lat.perPair)),
 			Queued: s.queued.Load(),
-			Avoid:  trust(s.trust.Load()) > least || r.busyNow(s, now),
+			Avoid:  trust(s.trust.Load()) > least || r.busyNow(s, now) || r.only != nil && r.only != s,
 		})
 	}
 	r.experts, r.choice = r.experts[:0], r.choice[:0]

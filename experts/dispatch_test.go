@@ -464,3 +464,4 @@ func chaos(t *testing.T, noLead bool) {
 		t.Error("no answers at all")
 	}
 }
+

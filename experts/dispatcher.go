@@ -90,6 +90,7 @@ type Dispatcher struct {
 
 	mu       sync.Mutex // guards the rest, and the fields of programs and sessions that say so
 	keepers  map[string]*keeper
+	tallies  map[string]*tally
 	sessions []*session // ready
 	count    int        // programs
 	changed  chan struct{}
@@ -121,7 +122,7 @@ func NewDispatcher(cfg Config) (*Dispatcher, error) {
 	}
 	d := &Dispatcher{
 		cfg: cfg, done: make(chan struct{}),
-		keepers: map[string]*keeper{}, changed: make(chan struct{}),
+		keepers: map[string]*keeper{}, tallies: map[string]*tally{}, changed: make(chan struct{}),
 	}
 	d.programs.Store(&[][]*program{})
 	d.loops.Go(d.pulse)
@@ -136,7 +137,7 @@ func (d *Dispatcher) AddPeer(peerID string) {
 		return
 	}
 	ctx, cancel := context.WithCancel(context.Background())
-	k := &keeper{d: d, peer: peerID, cancel: cancel}
+	k := &keeper{d: d, peer: peerID, tally: d.tallyLocked(peerID), cancel: cancel}
 	d.keepers[peerID] = k
 	d.loops.Go(func() { k.run(ctx) })
 }

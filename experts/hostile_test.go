@@ -434,7 +434,7 @@ func FuzzSession(f *testing.F) {
 		hello := frame(frameWant, 0, mustControl(t, want{wireVersion, testModel, F32}))
 		feed(append(hello, b...), func(c net.Conn) { worker.Serve(context.Background(), c) })
 		feed(b, func(c net.Conn) {
-			s := newSession(d, "fuzz", c)
+			s := newSession(d, "fuzz", &tally{}, c)
 			s.startWriter(nil)
 			s.offer = offer{Queue: 1, MaxRows: 9, MaxPairs: 9, Slices: []Slice{layerSlice(0, 8)}}
 			s.ping(time.Now())

@@ -21,6 +21,7 @@ const (
 type keeper struct {
 	d      *Dispatcher
 	peer   string
+	tally  *tally
 	cancel context.CancelFunc
 
 	// Guarded by Dispatcher.mu.
@@ -75,7 +76,7 @@ func (k *keeper) serve(ctx context.Context) error {
 	}
 	stop := context.AfterFunc(ctx, func() { conn.Close() })
 	defer stop()
-	s := newSession(k.d, k.peer, conn)
+	s := newSession(k.d, k.peer, k.tally, conn)
 	defer s.stopWriter()
 	if err := s.handshake(greeting); err != nil {
 		return s.refuse(err)
@@ -100,7 +101,8 @@ type PeerStatus struct {
 	Suspect   bool   // was late or wrong: others are preferred, or it is not asked at all
 	Slices    []Slice
 	RoundTrip time.Duration // smoothed, of heartbeats
-	Pairs     uint64        // computed for this dispatcher in this session
+	Rows      []LayerRows   // (row, expert) pairs that it computed for this dispatcher
+	Failed    uint64        // calls that it failed, answered wrongly or too late
 	Waiting   int           // pairs sent and not answered
 }
 
@@ -111,12 +113,12 @@ func (d *Dispatcher) Peers() []PeerStatus {
 	var list []PeerStatus
 	for _, id := range slices.Sorted(maps.Keys(d.keepers)) {
 		k := d.keepers[id]
-		st := PeerStatus{ID: id, Trouble: k.trouble}
+		st := PeerStatus{ID: id, Trouble: k.trouble, Rows: k.tally.layers(), Failed: k.tally.failed.Load()}
 		if s := k.session; s != nil {
 			st.Connected, st.Slices = true, s.offer.Slices
 			st.Suspect = trust(s.trust.Load()) != trusted
 			st.RoundTrip = time.Duration(load(&s.lat.base))
-			st.Pairs, st.Waiting = s.pairs.Load(), int(s.queued.Load())
+			st.Waiting = int(s.queued.Load())
 		}
 		list = append(list, st)
 	}

@@ -48,11 +48,11 @@ type session struct {
 	*link
 	d     *Dispatcher
 	peer  string
+	tally *tally
 	offer offer
 
 	lat    latency
 	queued atomic.Int32  // pairs sent and not answered
-	pairs  atomic.Uint64 // answered
 	trust  atomic.Int32  // a trust; written under mu
 	ponged atomic.Uint64 // the last heartbeat that was answered
 
@@ -80,9 +80,9 @@ type session struct {
 	ended      error
 }
 
-func newSession(d *Dispatcher, peer string, conn net.Conn) *session {
+func newSession(d *Dispatcher, peer string, t *tally, conn net.Conn) *session {
 	return &session{
-		link: newLink(conn), d: d, peer: peer, programs: map[*program]programState{},
+		link: newLink(conn), d: d, peer: peer, tally: t, programs: map[*program]programState{},
 		calls: map[uint64]*part{}, asked: map[uint64]*program{}, resume: make(chan struct{}, 1),
 	}
 }
@@ -224,7 +224,7 @@ func (s *session) reply(f p2p.Frame) error {
 		return nil
 	}
 	s.lat.answered(time.Since(p.sent), p.ahead, len(p.pairs))
-	s.pairs.Add(uint64(len(p.pairs)))
+	s.tally.computed(p.run.program.layer, len(p.pairs))
 	s.forgive()
 	p.finish(nil)
 	return nil
@@ -277,6 +277,7 @@ func (s *session) failed(f p2p.Frame) error {
 // penalise takes in a missed deadline (missWeight) or a bad answer (more). A peer that is not
 // known to be alive is probed and not asked until it answers.
 func (s *session) penalise(weight int, alive bool) {
+	s.tally.failed.Add(1)
 	now := time.Now()
 	s.mu.Lock()
 	defer s.mu.Unlock()

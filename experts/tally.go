@@ -1,0 +1,44 @@
+package experts
+
+import "sync/atomic"
+
+const (
+	// countedLayers bounds the memory of a tally; rows of later layers are not counted.
+	countedLayers = 512
+	// mostTallies bounds how many peers are remembered after they left.
+	mostTallies = 1024
+)
+
+// tally counts what a peer did for this dispatcher, over all its sessions.
+type tally struct {
+	rows   [countedLayers]atomic.Uint64 // by layer
+	failed atomic.Uint64                // calls that it failed, answered wrongly or too late
+}
+
+func (t *tally) computed(layer, pairs int) {
+	if layer < countedLayers {
+		t.rows[layer].Add(uint64(pairs))
+	}
+}
+
+func (t *tally) layers() []LayerRows {
+	var list []LayerRows
+	for i := range t.rows {
+		if n := t.rows[i].Load(); n > 0 {
+			list = append(list, LayerRows{i, n})
+		}
+	}
+	return list
+}
+
+// tallyLocked is the tally of a peer. Dispatcher.mu is held.
+func (d *Dispatcher) tallyLocked(peer string) *tally {
+	t := d.tallies[peer]
+	if t == nil {
+		t = &tally{}
+		if len(d.tallies) < mostTallies {
+			d.tallies[peer] = t
+		}
+	}
+	return t
+}
