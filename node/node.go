@@ -56,8 +56,9 @@ type Node struct {
 
 	stops []func() error // in the order of starting
 
-	mu    sync.Mutex // guards state
+	mu    sync.Mutex // guards what follows
 	state api.State
+	tried bool // a canary went through every part once
 }
 
 // Run starts a node, calls ready, and works until ctx ends. Start goes from the
@@ -249,21 +250,23 @@ func (n *Node) serve(ctx context.Context, failed chan<- error) (wait func()) {
 	}
 }
 
-// keepReady sends canaries until one went through, and again whenever the
-// engine is not ready any more.
+// keepReady sends canaries until one went through every part that serves, and
+// again when the engine is not ready any more or other workers are connected.
 func (n *Node) keepReady(ctx context.Context) {
 	tick := time.NewTicker(canaryPause)
 	defer tick.Stop()
-	said := ""
+	said, tried := "", ""
 	for {
-		if n.engine.Ready() != nil {
+		parts := n.connected()
+		if n.engine.Ready() != nil || tried != parts {
 			limit, cancel := context.WithTimeout(ctx, canaryDeadline)
-			err := n.engine.Canary(limit)
+			err := n.canary(limit)
 			cancel()
 			switch {
 			case err == nil:
 				n.log.Info("ready: a canary token went through every part", "model", n.file.name())
-				said = ""
+				said, tried = "", parts
+				n.setTried()
 			case ctx.Err() == nil && err.Error() != said:
 				said = err.Error()
 				n.log.Warn("not ready yet", "reason", said)
@@ -275,6 +278,52 @@ func (n *Node) keepReady(ctx context.Context) {
 			return
 		}
 	}
+}
+
+// connected names the workers that are connected now.
+func (n *Node) connected() string {
+	if n.dispatch == nil {
+		return "none"
+	}
+	names := "some:"
+	for _, p := range n.dispatch.Peers() {
+		if p.Connected {
+			names += " " + p.ID
+		}
+	}
+	return names
+}
+
+// canary sends a token through the model and a row through every worker. A worker
+// that fails is not asked any more, so the token is sent again.
+func (n *Node) canary(ctx context.Context) error {
+	if err := n.engine.Canary(ctx); err != nil || n.dispatch == nil {
+		return err
+	}
+	if err := n.dispatch.Canary(ctx); err != nil {
+		n.log.Warn("workers failed the canary", "error", err)
+		return n.engine.Canary(ctx)
+	}
+	return nil
+}
+
+func (n *Node) setTried() {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.tried = true
+}
+
+// Ready is nil once a canary went through every part that serves.
+func (n *Node) Ready() error {
+	if err := n.engine.Ready(); err != nil {
+		return err
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if !n.tried {
+		return errors.New("not every worker has been tried yet")
+	}
+	return nil
 }
 
 // HTTPAddr is where the gateway listens, or "".
@@ -299,15 +348,17 @@ func (n *Node) served() gateway.Model {
 	return gateway.Model{
 		ID: n.file.name(), Created: created, ChatTemplate: m.ChatTemplate(),
 		BOS: string(m.Piece(m.BOS(), true)), EOS: string(m.Piece(m.EOS(), true)),
-		VocabSize: m.VocabSize(), Engine: engineDoor{n.engine},
+		VocabSize: m.VocabSize(), Engine: engineDoor{n},
 	}
 }
 
 // engineDoor lets the gateway use the engine.
-type engineDoor struct{ *engine.Engine }
+type engineDoor struct{ *Node }
+
+func (d engineDoor) Tokenize(prompt string) ([]int32, error) { return d.engine.Tokenize(prompt) }
 
 func (d engineDoor) Start(ctx context.Context, req gateway.Request) (gateway.Stream, error) {
-	g, err := d.Engine.Start(ctx, engine.Request(req))
+	g, err := d.engine.Start(ctx, engine.Request(req))
 	if err != nil {
 		return nil, err
 	}

@@ -33,7 +33,7 @@ func (n *Node) Status(context.Context) (*api.Status, error) {
 		s.Rows = apiRows(n.worker.worker.Stats().Rows)
 	}
 	if n.engine != nil {
-		if err := n.engine.Ready(); err != nil && state == api.StateServing {
+		if err := n.Ready(); err != nil && state == api.StateServing {
 			s.State, s.Reason = api.StateBlocked, err.Error()
 		}
 		st := n.engine.Stats()
@@ -75,7 +75,7 @@ func apiPeer(p p2p.PeerStatus, session experts.PeerStatus) api.Peer {
 	}
 	out := api.Peer{
 		ID: p.ID.String(), State: states[p.State], Slices: apiSlices(session.Slices),
-		RTTMicro: session.RoundTrip.Microseconds(),
+		RTTMicro: session.RoundTrip.Microseconds(), Rows: apiRows(session.Rows), Failed: session.Failed,
 	}
 	if !p.Since.IsZero() {
 		out.SinceSec = time.Since(p.Since).Seconds()
