@@ -5,23 +5,29 @@ import (
 	"io"
 	"net"
 	"os"
-	"runtime"
 	"sync"
 	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
-// goYield is how often a spinning reader lets the goroutines of its thread run. It gives
-// the core to other threads at each look, and they are more often those that wait.
-const goYield = 20 * time.Microsecond
+// A read that finds nothing waits for threadWait on its own thread, in slices of
+// threadSlice, since Close and deadlines are noticed between two of them.
+const (
+	threadWait  = 20 * time.Millisecond
+	threadSlice = 2 * time.Millisecond
+)
 
-// spinConn is a TCP connection whose reads look at the socket for a bounded time before
-// they park. Waking a parked goroutine can cost tens of microseconds, more than the whole
-// exchange on a local network. Whether it does depends on how busy the cores are, so
-// spinChoice measures it.
+// spinConn is a TCP connection whose reads wait in three steps. First they may look at the
+// socket again and again, for a bounded time: spinChoice measures whether that helps. Then
+// the thread itself sleeps in poll(2) for a while, so that the kernel wakes it and nobody
+// else. Then the goroutine parks, which needs no thread, but to be woken it takes the
+// poller's thread and, where the goroutine is bound to a thread, that one too: tens of
+// microseconds each, more than the whole exchange on a local network.
 //
-// An idle connection costs one budget, then it is parked like any other. Between two looks
-// the core is offered to whoever wants it.
+// An idle connection costs nothing once it is parked. Between two looks of a spin the core
+// is offered to whoever wants it.
 type spinConn struct {
 	*net.TCPConn
 	raw    syscall.RawConn
@@ -30,6 +36,7 @@ type spinConn struct {
 	mu     sync.Mutex // one reader at a time; guards what follows
 	choice spinChoice
 	look   func(fd uintptr) bool
+	sleep  func(fd uintptr) bool
 	buf    []byte // of the look under way, as n and err
 	n      int
 	err    error
@@ -40,6 +47,11 @@ func newSpinConn(c *net.TCPConn) *spinConn {
 	s.look = func(fd uintptr) bool {
 		s.n, s.err = syscall.Read(int(fd), s.buf)
 		return true // never wait here
+	}
+	s.sleep = func(fd uintptr) bool {
+		fds := [1]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
+		unix.Poll(fds[:], int(threadSlice/time.Millisecond)) // whatever it says, a look follows
+		return true
 	}
 	return s
 }
@@ -65,9 +77,14 @@ func (s *spinConn) Read(b []byte) (int, error) {
 		return n, err
 	}
 	start := time.Now()
-	spin := s.choice.spins()
-	if spin {
+	if s.choice.spins() {
 		n, ok, err = s.spin(b, start)
+	}
+	for !ok && time.Since(start) < threadWait {
+		if err := s.raw.Read(s.sleep); err != nil {
+			return 0, err
+		}
+		n, ok, err = s.tryRead(b)
 	}
 	if !ok {
 		n, err = s.TCPConn.Read(b)
@@ -78,19 +95,13 @@ func (s *spinConn) Read(b []byte) (int, error) {
 
 // spin looks until there is something or the budget is spent.
 func (s *spinConn) spin(b []byte, start time.Time) (n int, ok bool, err error) {
-	yielded := time.Duration(0)
 	for {
 		syscall.Syscall(syscall.SYS_SCHED_YIELD, 0, 0, 0)
 		if n, ok, err = s.tryRead(b); ok {
 			return n, ok, err
 		}
-		spent := time.Since(start)
-		if spent >= s.budget {
+		if time.Since(start) >= s.budget {
 			return 0, false, nil
-		}
-		if spent-yielded >= goYield {
-			runtime.Gosched()
-			yielded = spent
 		}
 	}
 }
