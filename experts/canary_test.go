@@ -19,7 +19,7 @@ func TestCanary(t *testing.T) {
 	spare := newFFN(testWidth, testHidden, layerSlice(0, testExperts))
 	w.start("spare", spare, nil)
 	d := w.dispatcher(nil)
-	connectedTo := func(n int) {
+	connectedTo := func(d *Dispatcher, n int) {
 		within(t, 5*time.Second, "connected", func() bool {
 			count := 0
 			for _, p := range d.Peers() {
@@ -30,7 +30,7 @@ func TestCanary(t *testing.T) {
 			return count == n
 		})
 	}
-	connectedTo(2)
+	connectedTo(d, 2)
 	if err := d.Compute(t.Context(), testCall(0, 1, false)); err != nil {
 		t.Fatal(err)
 	}
@@ -46,8 +46,11 @@ func TestCanary(t *testing.T) {
 		binary.LittleEndian.PutUint32(b, math.Float32bits(float32(math.NaN())))
 		s.send(frameReply, f.ID, b)
 	})
-	d.AddPeer("liar")
-	connectedTo(3)
+	d = w.dispatcher(nil) // ends before the liar does
+	connectedTo(d, 3)
+	if err := d.Compute(t.Context(), testCall(0, 1, false)); err != nil {
+		t.Fatal(err)
+	}
 	err := d.Canary(t.Context())
 	if err == nil || !strings.Contains(err.Error(), "peer liar") || strings.Contains(err.Error(), "peer honest") {
 		t.Errorf("got %v, want an error about the liar alone", err)
