@@ -197,7 +197,9 @@ func (s *swarm) chat(req map[string]any, on func(n int)) (status int, text strin
 	defer resp.Body.Close()
 	if resp.StatusCode != http.StatusOK || on == nil {
 		data, _ := io.ReadAll(resp.Body)
-		var whole struct{ Choices []struct{ Message struct{ Content string } } }
+		var whole struct {
+			Choices []struct{ Message struct{ Content string } }
+		}
 		if json.Unmarshal(data, &whole) == nil && len(whole.Choices) == 1 {
 			text = whole.Choices[0].Message.Content
 		}
