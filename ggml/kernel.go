@@ -22,8 +22,9 @@ import (
 // maxChunkBytes bounds the activations of one graph; larger calls run in pieces.
 const maxChunkBytes = 256 << 20
 
-// maxProgramsPerLayer bounds what peers can make a kernel keep. A model has one.
-const maxProgramsPerLayer = 4
+// maxLayerPrograms bounds the programs of one layer that are set at a time. A
+// model has one; who sets those of others keeps each of them far below this.
+const maxLayerPrograms = 64
 
 // Kernel computes expert programs over the layers that were loaded into it.
 type Kernel struct {
@@ -31,9 +32,9 @@ type Kernel struct {
 	cfg      KernelConfig
 	log      *slog.Logger
 	release  func() bool
-	banks    map[int]*bank // by layer
-	programs []kernelProgram
-	local    []int32 // scratch: ids within the bank
+	banks    map[int]*bank   // by layer
+	programs []kernelProgram // by number; a number without a bank is free
+	local    []int32         // scratch: ids within the bank
 }
 
 // bank is a layer's experts, stacked in the order of the ranges.
@@ -317,13 +318,19 @@ func (k *Kernel) SetProgram(layer int, program []byte) (prog, rowWidth, outWidth
 	if b == nil {
 		return 0, 0, 0, fmt.Errorf("layer %d is not loaded here", layer)
 	}
+	prog, same := len(k.programs), 0
 	for i, have := range k.programs {
-		if have.bank == b && have.encoded == string(program) {
+		switch {
+		case have.bank == nil:
+			prog = i
+		case have.bank == b && have.encoded == string(program):
 			return i, have.rowWidth, have.outWidth, nil
+		case have.bank == b:
+			same++
 		}
 	}
-	if len(k.programs) >= maxProgramsPerLayer*len(k.banks) {
-		return 0, 0, 0, fmt.Errorf("layer %d: %d programs are set already", layer, len(k.programs))
+	if same >= maxLayerPrograms {
+		return 0, 0, 0, fmt.Errorf("layer %d: %d programs are set already", layer, same)
 	}
 	p, err := ParseProgram(program)
 	if err != nil {
@@ -342,18 +349,31 @@ func (k *Kernel) SetProgram(layer int, program []byte) (prog, rowWidth, outWidth
 	for _, op := range p.Ops {
 		widths += int64(op.Width)
 	}
-	k.programs = append(k.programs, kernelProgram{
+	if prog == len(k.programs) {
+		k.programs = append(k.programs, kernelProgram{})
+	}
+	k.programs[prog] = kernelProgram{
 		bank: b, encoded: string(program), c: c,
 		rowWidth: int(p.RowWidth), outWidth: p.OutWidth(), maxPairs: int(max(1, maxChunkBytes/(4*widths))),
-	})
-	return len(k.programs) - 1, int(p.RowWidth), p.OutWidth(), nil
+	}
+	return prog, int(p.RowWidth), p.OutWidth(), nil
+}
+
+// Forget frees a program that SetProgram returned, however often it did. Its
+// number may be given to another one. A number that is not set is passed over.
+func (k *Kernel) Forget(prog int) {
+	if prog < 0 || prog >= len(k.programs) {
+		return
+	}
+	C.kv_program_free(k.programs[prog].c)
+	k.programs[prog] = kernelProgram{}
 }
 
 // Compute fills out[i] = program(rows[row[i]], expert[i]); rows is
 // [·*rowWidth], out [len(row)*outWidth]. Expert ids are the model's.
 func (k *Kernel) Compute(prog int, rows []float32, row, expert []int32, out []float32) error {
-	if prog < 0 || prog >= len(k.programs) {
-		return fmt.Errorf("program %d of %d", prog, len(k.programs))
+	if prog < 0 || prog >= len(k.programs) || k.programs[prog].bank == nil {
+		return fmt.Errorf("program %d is not set", prog)
 	}
 	p := &k.programs[prog]
 	if len(expert) != len(row) || len(out) != len(row)*p.outWidth || len(rows)%p.rowWidth != 0 {

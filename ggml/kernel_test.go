@@ -4,7 +4,10 @@ package ggml
 
 import (
 	"errors"
+	"fmt"
 	"math"
+	"os"
+	"slices"
 	"strings"
 	"testing"
 
@@ -67,17 +70,88 @@ func TestKernelRefuses(t *testing.T) {
 func TestKernelProgramsAreBounded(t *testing.T) {
 	rt := openRuntime(t)
 	ks := newKernels(t, rt, tinyPath, 1, KernelConfig{})
-	p := swiglu(256, 256)
-	var err error
-	for i := 0; err == nil; i++ {
-		if i > 100 {
-			t.Fatal("100 programs were kept")
+	k := ks.list[0]
+	for i := range maxLayerPrograms {
+		if _, _, _, err := k.SetProgram(0, scaled(i)); err != nil {
+			t.Fatalf("program %d: %v", i, err)
 		}
-		p.Ops[3] = Op{Code: OpScale, A: 3, F: [2]uint32{math.Float32bits(float32(i))}, Width: 256}
-		_, _, _, err = ks.list[0].SetProgram(0, must(p.Marshal()))
 	}
-	if !strings.Contains(err.Error(), "programs are set already") {
-		t.Error(err)
+	if _, _, _, err := k.SetProgram(0, scaled(maxLayerPrograms)); err == nil || !strings.Contains(err.Error(), "layer 0: 64 programs are set already") {
+		t.Errorf("one more: got %v", err)
+	}
+	if _, _, _, err := k.SetProgram(0, scaled(7)); err != nil {
+		t.Errorf("a program that is set: %v", err)
+	}
+	if _, _, _, err := k.SetProgram(1, scaled(0)); err != nil {
+		t.Errorf("another layer: %v", err)
+	}
+	k.Forget(7)
+	if prog, _, _, err := k.SetProgram(0, scaled(maxLayerPrograms)); prog != 7 || err != nil {
+		t.Errorf("after one was forgotten: program %d, %v, want 7", prog, err)
+	}
+}
+
+// scaled is a valid program for the shipped model, another one for every i.
+func scaled(i int) []byte {
+	p := swiglu(256, 256)
+	p.Ops = append(p.Ops, Op{Code: OpScale, A: 4, F: bits(float32(i+1), 0), Width: 256})
+	return must(p.Marshal())
+}
+
+// resident is the memory of this process in bytes, 0 where the system does not say.
+func resident(t *testing.T) int {
+	text, err := os.ReadFile("/proc/self/statm")
+	if err != nil {
+		return 0
+	}
+	var size, pages int
+	if _, err := fmt.Sscan(string(text), &size, &pages); err != nil {
+		t.Fatal(err)
+	}
+	return pages * os.Getpagesize()
+}
+
+func TestKernelForgets(t *testing.T) {
+	rt := openRuntime(t)
+	k := newKernels(t, rt, tinyPath, 1, KernelConfig{}).list[0]
+	kept, _, _, err := k.SetProgram(0, scaled(0))
+	if err != nil {
+		t.Fatal(err)
+	}
+	in, out := make([]float32, 256), make([]float32, 256)
+	for i := range in {
+		in[i] = float32(math.Sin(float64(i)))
+	}
+	compute := func(prog int) error { return k.Compute(prog, in, []int32{0}, []int32{3}, out) }
+	if err := compute(kept); err != nil {
+		t.Fatal(err)
+	}
+	want := slices.Clone(out)
+	before := resident(t)
+	for i := range 1000 {
+		prog, _, _, err := k.SetProgram(i%2, scaled(i+1))
+		if err != nil || prog != kept+1 {
+			t.Fatalf("program %d, %v, want %d again", prog, err, kept+1)
+		}
+		if err := compute(prog); err != nil {
+			t.Fatal(err)
+		}
+		k.Forget(prog)
+		if err := compute(prog); err == nil || !strings.Contains(err.Error(), "program 1 is not set") {
+			t.Fatalf("a forgotten program: got %v", err)
+		}
+	}
+	if n := len(k.programs); n != 2 {
+		t.Errorf("%d programs are kept, want 2", n)
+	}
+	if grown := resident(t) - before; grown > 8<<20 {
+		t.Errorf("%d bytes are kept for 1000 programs", grown)
+	}
+	k.Forget(kept + 1) // not set: nothing happens
+	k.Forget(-1)
+	k.Forget(99)
+	if err := compute(kept); err != nil || !slices.Equal(out, want) {
+		t.Errorf("the program that was not forgotten: %v, or other rows", err)
 	}
 }
 

@@ -70,6 +70,7 @@ func (*Context) SeqCopy(int, int, int, int)    {}
 func (*Context) Close() error                  { return nil }
 func (*Sampler) Sample(*Context, int) Token    { return 0 }
 func (*Sampler) Close()                        {}
+func (*Kernel) Forget(int)                     {}
 func (*Kernel) Bytes() int64                   { return 0 }
 func (*Kernel) Repacked() int                  { return 0 }
 func (*Kernel) Close() error                   { return nil }

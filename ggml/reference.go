@@ -18,8 +18,8 @@ import (
 // Tolerance. It needs no cgo, and belongs to one goroutine at a time.
 type Reference struct {
 	weights  map[int]map[string]*referenceWeight // by layer, by name after "blk.L."
-	programs []referenceProgram
-	row      []float32 // scratch: one row of a weight
+	programs []referenceProgram                  // by number; a number without a Program is free
+	row      []float32                           // scratch: one row of a weight
 }
 
 // referenceWeight is a stacked tensor as far as it was loaded.
@@ -109,8 +109,12 @@ func (r *Reference) SetProgram(layer int, program []byte) (prog, rowWidth, outWi
 	if r.weights[layer] == nil {
 		return 0, 0, 0, fmt.Errorf("layer %d is not loaded here", layer)
 	}
+	prog = len(r.programs)
 	for i, p := range r.programs {
-		if p.layer == layer && p.encoded == string(program) {
+		switch {
+		case p.Program == nil:
+			prog = i
+		case p.layer == layer && p.encoded == string(program):
 			return i, int(p.RowWidth), p.OutWidth(), nil
 		}
 	}
@@ -125,8 +129,18 @@ func (r *Reference) SetProgram(layer int, program []byte) (prog, rowWidth, outWi
 	if err := p.CheckWeights(shapes); err != nil {
 		return 0, 0, 0, fmt.Errorf("layer %d: %w", layer, err)
 	}
-	r.programs = append(r.programs, referenceProgram{p, layer, string(program)})
-	return len(r.programs) - 1, int(p.RowWidth), p.OutWidth(), nil
+	if prog == len(r.programs) {
+		r.programs = append(r.programs, referenceProgram{})
+	}
+	r.programs[prog] = referenceProgram{p, layer, string(program)}
+	return prog, int(p.RowWidth), p.OutWidth(), nil
+}
+
+// Forget is Kernel.Forget.
+func (r *Reference) Forget(prog int) {
+	if prog >= 0 && prog < len(r.programs) {
+		r.programs[prog] = referenceProgram{}
+	}
 }
 
 // Tolerance is what the results of one Compute of a CPU kernel may differ by:
@@ -173,8 +187,8 @@ func activationRounding(t tensor.DType) float64 {
 
 // Compute is Kernel.Compute.
 func (r *Reference) Compute(prog int, rows []float32, row, expert []int32, out []float32) error {
-	if prog < 0 || prog >= len(r.programs) {
-		return fmt.Errorf("program %d of %d", prog, len(r.programs))
+	if prog < 0 || prog >= len(r.programs) || r.programs[prog].Program == nil {
+		return fmt.Errorf("program %d is not set", prog)
 	}
 	p := r.programs[prog]
 	in, width := int(p.RowWidth), p.OutWidth()

@@ -133,4 +133,13 @@ func TestReferenceRefuses(t *testing.T) {
 			t.Errorf("%s: no error", name)
 		}
 	}
+	r.Forget(prog)
+	r.Forget(prog + 1) // not set: nothing happens
+	if err := r.Compute(prog, row, []int32{0}, []int32{0}, out); err == nil {
+		t.Error("a forgotten program: no error")
+	}
+	other, _, _, err := r.SetProgram(3, must((&Program{Version: programVersion, RowWidth: 2, Ops: []Op{{Code: OpSqr, Width: 2}}}).Marshal()))
+	if err != nil || other != prog || len(r.programs) != 1 {
+		t.Errorf("program %d of %d, %v: the number of a forgotten one is not used again", other, len(r.programs), err)
+	}
 }
