@@ -29,6 +29,8 @@ type mirror struct{ width int }
 
 func (m mirror) SetProgram(int, []byte) (int, int, int, error) { return 0, m.width, m.width, nil }
 
+func (m mirror) Forget(int) {}
+
 func (m mirror) Compute(_ int, rows []float32, row, _ []int32, out []float32) error {
 	for i, r := range row {
 		copy(out[i*m.width:][:m.width], rows[int(r)*m.width:])

@@ -11,6 +11,8 @@
 //   - Calls are pure, so a call that failed on one replica is repeated on another.
 //   - What a peer sends is bounded before memory is taken for it: frames by MaxFrame, calls by
 //     the limits that the worker offers, the queue by its calls and bytes.
+//   - A worker keeps a program as long as a session uses it, and few of one peer, so that no
+//     peer's programs keep out those of others.
 //   - A peer that missed a deadline or answered wrongly is suspect and gets no calls until it
 //     answered a heartbeat, later each time that happens in a row.
 //   - Nothing on the path of a call waits for a peer without a deadline, and no peer can make

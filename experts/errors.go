@@ -23,7 +23,7 @@ const (
 	CodeExpired                  // the deadline passed before the call was computed
 	CodeExpert                   // an expert or layer is outside the worker's slices
 	CodeProgram                  // the kernel refused the program, or it was never given
-	CodeLimit                    // more than was offered
+	CodeLimit                    // more than was offered, or than one peer may have
 	CodeKernel                   // the kernel failed
 	CodeClosing                  // the worker is stopping
 

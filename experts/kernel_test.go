@@ -1,6 +1,7 @@
 package experts
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"math"
@@ -20,7 +21,8 @@ type ffn struct {
 	slices        []Slice
 	weights       map[[2]int][3][]float32 // by layer and expert: gate, up, down
 
-	programs []int // layer of each program
+	programs []int        // layer of each program, -1: forgotten
+	set      atomic.Int64 // programs that are not forgotten
 	busy     atomic.Bool
 	calls    atomic.Int64
 	delay    atomic.Int64 // ns before each Compute
@@ -48,17 +50,33 @@ func newFFN(width, hidden int, slices ...Slice) *ffn {
 	return k
 }
 
-// programFor is the program of such a layer.
+// programFor is the program of such a layer. What follows a '#' makes it another one that says
+// the same.
 func programFor(width, hidden int) []byte { return fmt.Appendf(nil, "swiglu %d %d", width, hidden) }
 
 func (k *ffn) SetProgram(layer int, program []byte) (prog, rowWidth, outWidth int, err error) {
 	k.enter()
 	defer k.busy.Store(false)
-	if want := programFor(k.width, k.hidden); string(program) != string(want) {
+	said, _, _ := bytes.Cut(program, []byte("#"))
+	if want := programFor(k.width, k.hidden); !bytes.Equal(said, want) {
 		return 0, 0, 0, fmt.Errorf("program %q does not fit weights of %q", program, want)
 	}
-	k.programs = append(k.programs, layer)
-	return len(k.programs) - 1, k.width, k.width, nil
+	k.set.Add(1)
+	if prog = slices.Index(k.programs, -1); prog < 0 {
+		prog, k.programs = len(k.programs), append(k.programs, -1)
+	}
+	k.programs[prog] = layer
+	return prog, k.width, k.width, nil
+}
+
+func (k *ffn) Forget(prog int) {
+	k.enter()
+	defer k.busy.Store(false)
+	if k.programs[prog] < 0 {
+		panic("a program is forgotten twice")
+	}
+	k.programs[prog] = -1
+	k.set.Add(-1)
 }
 
 // enter fails the test that calls the kernel twice at once.

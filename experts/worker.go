@@ -21,6 +21,9 @@ type Kernel interface {
 	// Compute sets out[i] = f_expert[i](rows[row[i]]) for every i. Expert ids are global. The
 	// slices are only valid during the call.
 	Compute(prog int, rows []float32, row, expert []int32, out []float32) error
+	// Forget ends the use of a program that SetProgram returned: the kernel may drop what it
+	// keeps for it and give its number to another.
+	Forget(prog int)
 }
 
 // WorkerConfig configures a Worker. Zero fields but the first three have the default stated.
@@ -94,9 +97,9 @@ type Worker struct {
 	rows  []atomic.Uint64
 	count struct{ calls, batches, busy, expired, refused atomic.Uint64 }
 
-	perPair  atomic.Uint32 // float32 bits, ns: what the kernel takes for a pair
-	kernel   sync.Mutex    // guards cfg.Kernel, programs, scratch
-	programs map[string]*workerProgram
+	perPair  atomic.Uint32             // float32 bits, ns: what the kernel takes for a pair
+	kernel   sync.Mutex                // guards cfg.Kernel, programs, scratch
+	programs map[string]*workerProgram // that a session uses, by programKey
 	scratch  batchScratch
 
 	mu       sync.Mutex // guards the rest
@@ -110,23 +113,6 @@ type Worker struct {
 	done    chan struct{}
 	serving sync.WaitGroup // calls of Serve
 	loops   sync.WaitGroup // combiner and janitor
-}
-
-// workerProgram is a program that the kernel accepted.
-type workerProgram struct {
-	kernel             int // the kernel's number for it
-	layer              int
-	rowWidth, outWidth int
-	experts            [][2]int // ranges served in its layer
-}
-
-func (p *workerProgram) holds(expert int32) bool {
-	for _, r := range p.experts {
-		if r[0] <= int(expert) && int(expert) < r[1] {
-			return true
-		}
-	}
-	return false
 }
 
 // NewWorker returns a worker that serves until Close.
@@ -199,12 +185,17 @@ func (w *Worker) enter(s *workerSession) error {
 	return nil
 }
 
+// leave ends a session. It counts until its programs are released, which waits for what is
+// being computed.
 func (w *Worker) leave(s *workerSession) {
 	s.stopWriter()
 	w.mu.Lock()
+	w.removeLocked(func(j *job) bool { return j.session == s })
+	w.mu.Unlock()
+	w.release(s)
+	w.mu.Lock()
 	defer w.mu.Unlock()
 	delete(w.sessions, s)
-	w.removeLocked(func(j *job) bool { return j.session == s })
 }
 
 func (w *Worker) isDraining() bool {
@@ -303,36 +294,4 @@ func (w *Worker) Stats() WorkerStats {
 		}
 	}
 	return s
-}
-
-// program returns the kernel's program for a layer, asking the kernel the first time.
-func (w *Worker) program(layer int, program []byte) (*workerProgram, *RemoteError) {
-	p := &workerProgram{layer: layer}
-	for _, s := range w.cfg.Slices {
-		if s.FirstLayer <= layer && layer < s.EndLayer {
-			p.experts = append(p.experts, [2]int{s.FirstExpert, s.EndExpert})
-		}
-	}
-	if len(p.experts) == 0 {
-		return nil, &RemoteError{CodeExpert, fmt.Sprintf("layer %d is not served here", layer)}
-	}
-	key := fmt.Sprintf("%d %s", layer, program)
-	w.kernel.Lock()
-	defer w.kernel.Unlock()
-	if known := w.programs[key]; known != nil {
-		return known, nil
-	}
-	if len(w.programs) >= MaxPrograms {
-		return nil, &RemoteError{CodeLimit, fmt.Sprintf("%d programs are known already", MaxPrograms)}
-	}
-	var err error
-	p.kernel, p.rowWidth, p.outWidth, err = w.cfg.Kernel.SetProgram(layer, program)
-	if err == nil && (min(p.rowWidth, p.outWidth) < 1 || max(p.rowWidth, p.outWidth) > MaxWidth) {
-		err = fmt.Errorf("rows of %d and %d elements, want 1 to %d", p.rowWidth, p.outWidth, MaxWidth)
-	}
-	if err != nil {
-		return nil, &RemoteError{CodeProgram, fmt.Sprintf("layer %d: %v", layer, err)}
-	}
-	w.programs[key] = p
-	return p, nil
 }

@@ -96,7 +96,7 @@ func (s *workerSession) setProgram(f p2p.Frame) error {
 	if int(number) < len(s.programs) && s.programs[number] != nil {
 		return violation(fmt.Errorf("program number %d is set already", number))
 	}
-	p, refused := s.w.program(layer, program)
+	p, refused := s.w.program(s, layer, program)
 	if refused != nil {
 		return s.reject(f.ID, refused)
 	}
