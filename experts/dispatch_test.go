@@ -464,4 +464,3 @@ func chaos(t *testing.T, noLead bool) {
 		t.Error("no answers at all")
 	}
 }
-
