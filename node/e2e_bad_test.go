@@ -359,7 +359,7 @@ func TestFloodOfSessions(t *testing.T) {
 	w.level(t, before)
 }
 
-// TestBadPrograms gives a worker programs that it must not run.
+// TestBadPrograms gives a worker programs that it must not run, and more than it may.
 func TestBadPrograms(t *testing.T) {
 	s := newSwarm(t)
 	w := s.worker("w1")
@@ -401,18 +401,24 @@ func TestBadPrograms(t *testing.T) {
 	if f, err := frames.Next(); err != nil || f.Type != typeOffer {
 		t.Fatalf("got %+v, %v, want an offer", f, err)
 	}
-	for i, test := range tests {
-		encoded, err := test.program.Marshal()
+	number := uint32(0)
+	give := func(name string, layer uint32, program ggml.Program) p2p.Frame {
+		encoded, err := program.Marshal()
 		if err != nil {
 			t.Fatal(err)
 		}
-		payload := binary.LittleEndian.AppendUint32(nil, uint32(i))
-		payload = append(binary.LittleEndian.AppendUint32(payload, test.layer), encoded...)
-		c.Write(frame(typeProgram, uint64(i)+1, len(payload), payload))
+		payload := binary.LittleEndian.AppendUint32(nil, number)
+		payload = append(binary.LittleEndian.AppendUint32(payload, layer), encoded...)
+		number++
+		c.Write(frame(typeProgram, uint64(number), len(payload), payload))
 		f, err := frames.Next()
 		if err != nil {
-			t.Fatalf("%s: the session ended: %v", test.name, err)
+			t.Fatalf("%s: the session ended: %v", name, err)
 		}
+		return f
+	}
+	for _, test := range tests {
+		f := give(test.name, test.layer, test.program)
 		if test.say == "" && f.Type != typeResult {
 			t.Errorf("%s: got frame %d %q, want a result", test.name, f.Type, f.Payload)
 		}
@@ -420,6 +426,17 @@ func TestBadPrograms(t *testing.T) {
 			t.Errorf("%s: got frame %d %q, want an error with %q", test.name, f.Type, f.Payload, test.say)
 		}
 	}
-	s.run()
+	for i := range 20 { // good ones, too many of them
+		p := mul("ffn_up_exps.weight", in, out)
+		p.Ops = append(p.Ops, ggml.Op{Code: ggml.OpScale, A: 1, F: [2]uint32{math.Float32bits(float32(i + 2))}, Width: out})
+		f := give("flood", 0, p)
+		if i == 0 && f.Type != typeResult {
+			t.Errorf("flood: got frame %d %q for the second good program, want a result", f.Type, f.Payload)
+		}
+		if i > 0 && (f.Type != typeError || !strings.Contains(string(f.Payload), "this peer uses 2 other programs")) {
+			t.Errorf("flood: got frame %d %q for good program %d, want an error", f.Type, f.Payload, i+2)
+		}
+	}
+	s.run() // the flooding session is still open
 	s.sameAsAlone(questions[0], nil)
 }
