@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"sync"
 	"time"
 
 	"github.com/libp2p/go-libp2p/core/crypto"
@@ -117,8 +118,9 @@ func (s *laneServer) admit(ctx context.Context, nc *net.TCPConn) (*laneConn, *Pe
 		return nil, nil, nil, err
 	}
 	socket := newSpinConn(nc)
+	gather := &gatherConn{Conn: socket}
 	conf, keys := s.identity.ConfigForPeer("")
-	c := &laneConn{Conn: tls.Server(socket, laneTLS(conf)), peers: s.h.peers, inbound: true}
+	c := &laneConn{Conn: tls.Server(gather, laneTLS(conf)), gather: gather, peers: s.h.peers, inbound: true}
 	if err := c.handshake(ctx, keys); err != nil {
 		return nil, nil, nil, err
 	}
@@ -205,8 +207,9 @@ func (s *laneServer) dial(ctx context.Context, p *Peer, proto string) (c *laneCo
 	stop := context.AfterFunc(ctx, func() { nc.SetDeadline(time.Unix(1, 0)) })
 	defer stop()
 	socket := newSpinConn(nc.(*net.TCPConn))
+	gather := &gatherConn{Conn: socket}
 	conf, keys := s.identity.ConfigForPeer(p.ID)
-	c = &laneConn{Conn: tls.Client(socket, laneTLS(conf)), peers: s.h.peers}
+	c = &laneConn{Conn: tls.Client(gather, laneTLS(conf)), gather: gather, peers: s.h.peers}
 	if err := c.handshake(ctx, keys); err != nil {
 		return nil, err
 	}
@@ -226,6 +229,8 @@ func (s *laneServer) dial(ctx context.Context, p *Peer, proto string) (c *laneCo
 // laneConn is a lane as a Conn.
 type laneConn struct {
 	*tls.Conn
+	gather  *gatherConn // below it
+	wmu     sync.Mutex  // one large Write at a time
 	peers   *registry
 	remote  peer.ID
 	inbound bool
@@ -263,6 +268,16 @@ func (c *laneConn) requestProtocol(pre preface) error {
 		err = &RefusedError{Peer: c.remote, Field: v.Field, Want: v.Want, Got: v.Got, ByPeer: true}
 	}
 	return err
+}
+
+// Write sends b; the records of a large one leave together.
+func (c *laneConn) Write(b []byte) (int, error) {
+	if len(b) <= tlsRecord {
+		return c.Conn.Write(b)
+	}
+	c.wmu.Lock()
+	defer c.wmu.Unlock()
+	return c.gather.together(func() (int, error) { return c.Conn.Write(b) })
 }
 
 func (c *laneConn) Remote() peer.ID { return c.remote }
