@@ -133,7 +133,7 @@ func (b *bench) tokens() error {
 		name  string
 		path  func() (string, error)
 		steps int
-	}{{"shipped", b.tinyModel, 256}, {"real shapes", b.realModel, 24}} {
+	}{{"shipped", b.tinyModel, 128}, {"real shapes", b.realModel, 16}} {
 		path, err := m.path()
 		if err != nil {
 			return err
@@ -166,17 +166,27 @@ func (b *bench) tokensOf(t *tabwriter.Writer, name, path string, steps int) erro
 		models = append(models, m)
 	}
 	for _, seqs := range []int{1, 8, 32} {
-		rates, err := b.alternate(models, seqs, max(4, steps/seqs*2))
+		rates, err := b.alternate(models, seqs, max(2, steps/seqs))
 		if err != nil {
 			return err
 		}
-		alone, swarm, near := median(rates[0]), median(rates[1]), median(rates[2])
-		fmt.Fprintf(t, "%s\t%d\t%.0f\t%.0f\t%.2f\t%.0f\t%.2f\t\n", name, seqs, alone, swarm, swarm/alone, near, near/alone)
+		fmt.Fprintf(t, "%s\t%d\t%.0f\t%.0f\t%.2f\t%.0f\t%.2f\t\n", name, seqs, median(rates[0]),
+			median(rates[1]), medianRatio(rates[1], rates[0]), median(rates[2]), medianRatio(rates[2], rates[0]))
 	}
 	return nil
 }
 
-// alternate runs each model in turn, Rounds times, and gives each one's rates.
+// medianRatio is the median of the ratios of runs that followed each other.
+func medianRatio(a, b []float64) float64 {
+	ratios := make([]float64, len(a))
+	for i := range a {
+		ratios[i] = a[i] / b[i]
+	}
+	return median(ratios)
+}
+
+// alternate runs each model in turn and gives each one's rates. The turns are
+// short and many, since the speed of a shared machine drifts.
 func (b *bench) alternate(models []*ggml.Model, seqs, steps int) ([][]float64, error) {
 	rates := make([][]float64, len(models))
 	var decoders []*decoder
@@ -191,7 +201,7 @@ func (b *bench) alternate(models []*ggml.Model, seqs, steps int) ([][]float64, e
 		}
 		decoders = append(decoders, d)
 	}
-	for range b.Rounds {
+	for range 8 * b.Rounds {
 		for i, d := range decoders {
 			rate, err := d.steps(b.ctx, steps)
 			if err != nil {
