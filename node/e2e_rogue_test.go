@@ -81,7 +81,7 @@ func TestHostileWorker(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	right := reference().answer(t, questions[0])
+	right := reference().answer(t, questions[0], true)
 	calls := map[string]int32{}
 	round := func(i int) {
 		wrong := wrongAnswers[i]

@@ -294,11 +294,18 @@ func (n *Node) connected() string {
 	return names
 }
 
-// canary sends a token through the model and a row through every worker. A worker
-// that fails is not asked any more, so the token is sent again.
+// canary sends a token through the model, unless one went through just now, and
+// a row through every worker. A worker that fails is not asked any more, so then a
+// token is sent again. Running answers are left alone where that is possible:
+// beside other tokens their sums round differently.
 func (n *Node) canary(ctx context.Context) error {
-	if err := n.engine.Canary(ctx); err != nil || n.dispatch == nil {
-		return err
+	if n.engine.Ready() != nil {
+		if err := n.engine.Canary(ctx); err != nil {
+			return err
+		}
+	}
+	if n.dispatch == nil {
+		return nil
 	}
 	if err := n.dispatch.Canary(ctx); err != nil {
 		n.log.Warn("workers failed the canary", "error", err)
