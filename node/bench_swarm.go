@@ -176,7 +176,7 @@ func (b *bench) tokensOf(t *tabwriter.Writer, name, path string, steps int) erro
 	return nil
 }
 
-// medianRatio is the median of the ratios of runs that followed each other.
+// medianRatio is the median of the ratios of the runs of one round.
 func medianRatio(a, b []float64) float64 {
 	ratios := make([]float64, len(a))
 	for i := range a {
@@ -185,8 +185,8 @@ func medianRatio(a, b []float64) float64 {
 	return median(ratios)
 }
 
-// alternate runs each model in turn and gives each one's rates. The turns are
-// short and many, since the speed of a shared machine drifts.
+// alternate runs each model in turn and gives each one's rates by round. The turns
+// are short and many, since the speed of a shared machine drifts.
 func (b *bench) alternate(models []*ggml.Model, seqs, steps int) ([][]float64, error) {
 	rates := make([][]float64, len(models))
 	var decoders []*decoder
@@ -201,9 +201,10 @@ func (b *bench) alternate(models []*ggml.Model, seqs, steps int) ([][]float64, e
 		}
 		decoders = append(decoders, d)
 	}
-	for range 8 * b.Rounds {
-		for i, d := range decoders {
-			rate, err := d.steps(b.ctx, steps)
+	for round := range 8 * b.Rounds {
+		for i := range decoders {
+			i = (i + round) % len(decoders) // so that none always follows the same one
+			rate, err := decoders[i].steps(b.ctx, steps)
 			if err != nil {
 				return nil, err
 			}
