@@ -38,11 +38,18 @@ func smooth(v *atomic.Uint32, sample float64) {
 	v.Store(math.Float32bits(float32(old + smoothing*(sample-old))))
 }
 
-// pong takes in the round trip of a heartbeat.
-func (l *latency) pong(rtt time.Duration) {
+// pong takes in the round trip of a heartbeat. One that was not quiet may have waited for a
+// call to be computed, and any may have waited for a processor: taken for the time of a call
+// without work it would hide the work. So base follows a shorter round trip at once.
+func (l *latency) pong(rtt time.Duration, quiet bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	smooth(&l.base, float64(rtt))
+	switch base := load(&l.base); {
+	case base == 0, float64(rtt) < base:
+		l.base.Store(math.Float32bits(float32(rtt)))
+	case quiet:
+		smooth(&l.base, float64(rtt))
+	}
 	if l.idle { // slowness of long ago must not keep a peer idle for ever
 		l.perPair.Store(math.Float32bits(float32(load(&l.perPair) * idleDecay)))
 	}

@@ -65,6 +65,7 @@ func (p *part) send(now time.Time) error {
 	s.lastID++
 	p.id = s.lastID
 	s.calls[p.id] = p
+	s.quiet = false
 	s.bytes += p.size
 	s.queued.Add(int32(len(p.pairs)))
 	direct := s.bytes <= directBytes
@@ -146,6 +147,7 @@ func (p *part) revoke() bool {
 	s.mu.Unlock()
 	if !waiting {
 		p.mu.Lock() // wait for the reader to finish with Call.Out
+		//lint:ignore SA2001 nothing is to be done under the lock
 		p.mu.Unlock()
 		return false
 	}

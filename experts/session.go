@@ -70,6 +70,7 @@ type session struct {
 	bytes      int // of calls and asked
 	pingID     uint64
 	pingAt     time.Time
+	quiet      bool // no call waited for an answer since pingAt
 	silent     int // heartbeats without a frame
 	misses     int // weights of missed deadlines and wrong answers
 	good       int // answers since the last change of misses
@@ -317,7 +318,7 @@ func (s *session) ping(now time.Time) uint64 {
 }
 
 func (s *session) pingLocked(now time.Time) uint64 {
-	s.pingID, s.pingAt = s.pingID+1, now
+	s.pingID, s.pingAt, s.quiet = s.pingID+1, now, len(s.calls) == 0
 	s.post(outFrame{typ: framePing, id: s.pingID})
 	s.tellReader()
 	return s.pingID
@@ -344,7 +345,7 @@ func (s *session) pong(id uint64, now time.Time) error {
 		return violation(fmt.Errorf("answer to heartbeat %d, the last one was %d", id, s.pingID))
 	}
 	if id == s.pingID {
-		s.lat.pong(now.Sub(s.pingAt))
+		s.lat.pong(now.Sub(s.pingAt), s.quiet)
 	}
 	s.ponged.Store(max(id, s.ponged.Load()))
 	before, after := trust(s.trust.Load()), s.trustLocked(now)
