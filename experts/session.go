@@ -71,9 +71,9 @@ type session struct {
 	pingID     uint64
 	pingAt     time.Time
 	quiet      bool // no call waited for an answer since pingAt
-	silent     int // heartbeats without a frame
-	misses     int // weights of missed deadlines and wrong answers
-	good       int // answers since the last change of misses
+	silent     int  // heartbeats without a frame
+	misses     int  // weights of missed deadlines and wrong answers
+	good       int  // answers since the last change of misses
 	fault      bool
 	quarantine time.Time // of a peer that is not trusted
 	probe      uint64    // the heartbeat that it must answer first
