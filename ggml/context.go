@@ -134,9 +134,6 @@ func (c *Context) Watched() (total time.Duration, laps int) {
 // Tokens is the number of KV cells, as the library rounded it.
 func (c *Context) Tokens() int { return int(C.llama_n_ctx(c.c)) }
 
-// SequenceTokens is the number of KV cells that one sequence can fill.
-func (c *Context) SequenceTokens() int { return int(C.llama_n_ctx_seq(c.c)) }
-
 // Decode runs the batch through the model. When ctx ends it stops and returns
 // ctx's error; when an expert call fails it returns that error. After an error
 // the cells of this batch's tokens must be removed (SeqRemove) before the next.
@@ -220,11 +217,6 @@ func (c *Context) Logits(i int) []float32 {
 // open. False: this memory cannot drop part of a sequence.
 func (c *Context) SeqRemove(seq, p0, p1 int) bool {
 	return bool(C.llama_memory_seq_rm(c.mem, C.llama_seq_id(seq), C.llama_pos(p0), C.llama_pos(p1)))
-}
-
-// SeqCopy lets dst share src's cells at positions [p0, p1).
-func (c *Context) SeqCopy(src, dst, p0, p1 int) {
-	C.llama_memory_seq_cp(c.mem, C.llama_seq_id(src), C.llama_seq_id(dst), C.llama_pos(p0), C.llama_pos(p1))
 }
 
 //export kvExperts

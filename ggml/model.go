@@ -164,9 +164,6 @@ func (m *Model) EmbeddingLength() int { return int(C.llama_model_n_embd(m.c)) }
 // TrainContext is the context length in tokens that the model was trained with.
 func (m *Model) TrainContext() int { return int(C.llama_model_n_ctx_train(m.c)) }
 
-// SizeBytes is the size of all tensors, the experts included.
-func (m *Model) SizeBytes() uint64 { return uint64(C.llama_model_size(m.c)) }
-
 // VocabSize is the number of tokens; valid ids are [0, VocabSize).
 func (m *Model) VocabSize() int { return int(C.llama_vocab_n_tokens(m.vocab)) }
 

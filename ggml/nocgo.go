@@ -45,7 +45,6 @@ func (*Runtime) Features() []string            { return nil }
 func (*Runtime) Variant() string               { return "none" }
 func (*Runtime) LibDir() string                { return "" }
 func (*Runtime) Release() string               { return "none" }
-func (*Runtime) ReservedBytes() uint64         { return 0 }
 func (*Model) Close() error                    { return nil }
 func (*Model) Arch() string                    { return "" }
 func (*Model) Meta(string) (string, bool)      { return "", false }
@@ -53,7 +52,6 @@ func (*Model) ChatTemplate() string            { return "" }
 func (*Model) Layers() int                     { return 0 }
 func (*Model) EmbeddingLength() int            { return 0 }
 func (*Model) TrainContext() int               { return 0 }
-func (*Model) SizeBytes() uint64               { return 0 }
 func (*Model) VocabSize() int                  { return 0 }
 func (*Model) HasDecoder() bool                { return false }
 func (*Model) BOS() Token                      { return -1 }
@@ -63,10 +61,8 @@ func (*Model) IsEOG(Token) bool                { return false }
 func (*Model) Piece(Token, bool) []byte        { return nil }
 func (*Context) Watched() (time.Duration, int) { return 0, 0 }
 func (*Context) Tokens() int                   { return 0 }
-func (*Context) SequenceTokens() int           { return 0 }
 func (*Context) Logits(int) []float32          { return nil }
 func (*Context) SeqRemove(int, int, int) bool  { return false }
-func (*Context) SeqCopy(int, int, int, int)    {}
 func (*Context) Close() error                  { return nil }
 func (*Sampler) Sample(*Context, int) Token    { return 0 }
 func (*Sampler) Close()                        {}

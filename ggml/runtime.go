@@ -179,9 +179,6 @@ func (rt *Runtime) Device(name string) (Device, error) {
 	return Device{}, fmt.Errorf("no device %q; there are: %s", name, strings.Join(names, ", "))
 }
 
-// ReservedBytes is the address space that stands for experts held elsewhere.
-func (rt *Runtime) ReservedBytes() uint64 { return uint64(C.kv_swarm_reserved()) }
-
 // libraryLog passes llama.cpp's log on and keeps the last errors, which are the
 // only words it has for a failed load.
 type libraryLog struct {

@@ -9,7 +9,6 @@
 // Nothing here computes. The weights' buffer is reserved address space.
 #include "swarm.h"
 
-#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -24,7 +23,6 @@ static const char * SWARM = "kvasir-swarm";
 
 static struct ggml_backend_reg    swarm_reg;
 static struct ggml_backend_device swarm_dev;
-static atomic_size_t              reserved;
 static uintptr_t                  next_context;
 
 // ---- buffer type: addresses without memory ----
@@ -41,7 +39,6 @@ static bool is_ours(const struct ggml_tensor * t) {
 
 static void buffer_free(ggml_backend_buffer_t buffer) {
     munmap(buffer->context, buffer->size);
-    atomic_fetch_sub(&reserved, buffer->size);
 }
 
 static void * buffer_base(ggml_backend_buffer_t buffer) {
@@ -72,7 +69,6 @@ static ggml_backend_buffer_t buft_alloc(ggml_backend_buffer_type_t buft, size_t 
     if (base == MAP_FAILED) {
         return NULL;
     }
-    atomic_fetch_add(&reserved, n);
     const struct ggml_backend_buffer_i iface = {
         .free_buffer   = buffer_free,
         .get_base      = buffer_base,
@@ -111,10 +107,6 @@ ggml_backend_buffer_type_t kv_swarm_buft_new(uintptr_t model) {
 
 void kv_swarm_buft_free(ggml_backend_buffer_type_t buft) {
     free(buft);
-}
-
-size_t kv_swarm_reserved(void) {
-    return atomic_load(&reserved);
 }
 
 // ---- which nodes are the experts' ----

@@ -57,7 +57,4 @@ void                       kv_swarm_buft_free(ggml_backend_buffer_type_t buft);
 // The context that the next llama_init_from_model belongs to. Callers hold a lock.
 void kv_swarm_set_context(uintptr_t context);
 
-// Bytes that are reserved for experts in all models, and are not memory.
-size_t kv_swarm_reserved(void);
-
 #endif

@@ -24,6 +24,7 @@ import (
 
 	"kvasird/ggml/gguf"
 	"kvasird/node/api"
+	"kvasird/node/gateway"
 )
 
 // Role is a part that a node plays.
@@ -185,7 +186,7 @@ func (c *Config) fillDefaults() error {
 		c.Data = dir
 	}
 	setDefault(&c.Network, "kvasir")
-	setDefault(&c.HTTP, "127.0.0.1:19000")
+	setDefault(&c.HTTP, gateway.DefaultAddr)
 	setDefault(&c.Control, filepath.Join(c.Data, api.SocketName))
 	setDefault(&c.Threads, runtime.NumCPU())
 	setDefault(&c.Model.Context, 8192)

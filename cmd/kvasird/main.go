@@ -82,13 +82,18 @@ func parse(set *flag.FlagSet, args []string) error {
 	return nil
 }
 
-func run(ctx context.Context, args []string) error {
-	set := flag.NewFlagSet("run", flag.ContinueOnError)
+// configure reads the settings of a command from its flags and the file.
+func configure(name string, args []string) (node.Config, error) {
+	set := flag.NewFlagSet(name, flag.ContinueOnError)
 	load := node.ConfigFlags(set)
 	if err := parse(set, args); err != nil {
-		return err
+		return node.Config{}, err
 	}
-	cfg, err := load()
+	return load()
+}
+
+func run(ctx context.Context, args []string) error {
+	cfg, err := configure("run", args)
 	if err != nil {
 		return err
 	}
@@ -108,12 +113,7 @@ func run(ctx context.Context, args []string) error {
 }
 
 func doctor(ctx context.Context, args []string) error {
-	set := flag.NewFlagSet("doctor", flag.ContinueOnError)
-	load := node.ConfigFlags(set)
-	if err := parse(set, args); err != nil {
-		return err
-	}
-	cfg, err := load()
+	cfg, err := configure("doctor", args)
 	if err != nil {
 		return err
 	}
