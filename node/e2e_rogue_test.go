@@ -96,9 +96,13 @@ func TestHostileWorker(t *testing.T) {
 		case <-time.After(10 * time.Second):
 			t.Fatalf("%s: the backbone gave it no programs", wrong.name)
 		}
-		status, got, body := s.chat(long(questions[0]), func(int) {})
-		if status != http.StatusOK || got != right || body != "" {
-			t.Errorf("%s: status %d, error %q\n got %q\nwant %q", wrong.name, status, body, got, right)
+		// The first answer may come from the honest worker alone: to be asked, the
+		// rogue needs a share of the calls, or a canary that finds it.
+		for try := 0; try == 0 || try < 10 && calls[wrong.name]+r.calls.Load() == 0; try++ {
+			status, got, body := s.chat(long(questions[0]), func(int) {})
+			if status != http.StatusOK || got != right || body != "" {
+				t.Errorf("%s: status %d, error %q\n got %q\nwant %q", wrong.name, status, body, got, right)
+			}
 		}
 		calls[wrong.name] += r.calls.Load()
 	}
