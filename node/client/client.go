@@ -51,18 +51,47 @@ func New(socket string) *Client {
 
 // Status asks the daemon for its state.
 func (c *Client) Status(ctx context.Context) (*api.Status, error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, statusTimeout, c.hangs(statusTimeout))
-	defer cancel()
-	resp, err := c.do(ctx, http.MethodGet, api.PathStatus, nil)
-	if err != nil {
+	st := new(api.Status)
+	if err := c.call(ctx, http.MethodGet, api.PathStatus, nil, st); err != nil {
 		return nil, err
 	}
-	defer resp.Body.Close()
-	st := new(api.Status)
-	if err := decode(resp.Body, api.MaxStatus, st); err != nil {
-		return nil, because(ctx, fmt.Errorf("read the status: %w", err))
-	}
 	return st, nil
+}
+
+// Coverage asks who holds what of each model.
+func (c *Client) Coverage(ctx context.Context) ([]api.CoverageMap, error) {
+	var maps []api.CoverageMap
+	err := c.call(ctx, http.MethodGet, api.PathCoverage, nil, &maps)
+	return maps, err
+}
+
+// Pause starts or ends a pause.
+func (c *Client) Pause(ctx context.Context, paused bool) (api.PauseResult, error) {
+	var result api.PauseResult
+	err := c.call(ctx, http.MethodPost, api.PathPause, api.PauseRequest{Paused: paused}, &result)
+	return result, err
+}
+
+// call sends in, unless it is nil, and decodes the answer into out.
+func (c *Client) call(ctx context.Context, method, path string, in, out any) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, statusTimeout, c.hangs(statusTimeout))
+	defer cancel()
+	var body []byte
+	if in != nil {
+		var err error
+		if body, err = json.Marshal(in); err != nil {
+			return err
+		}
+	}
+	resp, err := c.do(ctx, method, path, body)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	if err := decode(resp.Body, api.MaxStatus, out); err != nil {
+		return because(ctx, fmt.Errorf("read the answer: %w", err))
+	}
+	return nil
 }
 
 // Ask sends a request and calls emit for every event but the last, on the

@@ -51,7 +51,7 @@ func TestStatusRefuses(t *testing.T) {
 		body   string
 		want   string
 	}{
-		{"not JSON", 200, "hello", "read the status"},
+		{"not JSON", 200, "hello", "read the answer"},
 		{"too long", 200, `{"peer_id":"` + strings.Repeat("a", api.MaxStatus) + `"}`, "longer than"},
 		{"failure in words", 503, `{"error":{"code":"not_ready","message":"no model yet"}}`, "no model yet"},
 		{"failure without words", 500, "oops", "the daemon answered 500"},

@@ -1,0 +1,35 @@
+package main
+
+import (
+	"context"
+	"fmt"
+
+	"kvasird/node/client"
+)
+
+// pause starts or ends a pause of the daemon.
+func pause(paused bool) func(context.Context, console, *flags) error {
+	return func(ctx context.Context, c console, f *flags) error {
+		socket := f.socketFlags()
+		if err := f.parseNone(c); err != nil {
+			return err
+		}
+		path, err := socket()
+		if err != nil {
+			return err
+		}
+		result, err := client.New(path).Pause(ctx, paused)
+		if err != nil {
+			return err
+		}
+		state := "The node works for others again."
+		if result.Paused {
+			state = "The node takes nothing new. `kvasir resume` ends the pause."
+		}
+		fmt.Fprintln(c.out, state)
+		if result.Note != "" {
+			fmt.Fprintln(c.out, plain(result.Note))
+		}
+		return nil
+	}
+}

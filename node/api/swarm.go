@@ -1,0 +1,108 @@
+package api
+
+// Paths of what a node knows of its swarm and does in it.
+const (
+	PathCoverage = "/v1/coverage" // GET → []CoverageMap
+	PathPause    = "/v1/pause"    // POST PauseRequest → PauseResult
+	PathModels   = "/v1/models"   // POST ModelRequest → one ModelEvent per line, the last with Done or Error
+)
+
+// CoverageMap says how well the experts of one model are held, as this node
+// sees it from what peers announce.
+type CoverageMap struct {
+	Model    string     `json:"model"` // name
+	ID       string     `json:"id"`
+	Target   int        `json:"target"` // replicas wanted of every expert
+	Experts  int        `json:"experts"`
+	Layers   []LayerMap `json:"layers"` // MoE layers, ascending
+	Holders  []Holder   `json:"holders,omitempty"`
+	Segments []Segment  `json:"segments,omitempty"` // what is scarcest, worst first
+	Here     []Slice    `json:"here,omitempty"`     // what this node serves of it
+}
+
+// LayerMap has one entry per expert.
+type LayerMap struct {
+	Layer    int   `json:"layer"`
+	Replicas []int `json:"replicas"`          // that serve
+	Claimed  []int `json:"claimed,omitempty"` // that are being downloaded; absent: none
+}
+
+// Holder is a peer that announced a part of the model.
+type Holder struct {
+	Peer    string  `json:"peer"`
+	Serving []Slice `json:"serving,omitempty"`
+	Claimed []Slice `json:"claimed,omitempty"` // downloading
+	Leaving bool    `json:"leaving,omitempty"`
+	Whole   bool    `json:"whole,omitempty"` // has every byte: others download from it
+}
+
+// Segment is a contiguous range of experts in a layer that are equally scarce.
+type Segment struct {
+	Layer       int     `json:"layer"`
+	ExpertBegin int     `json:"expert_begin"`
+	ExpertEnd   int     `json:"expert_end"`
+	Replicas    int     `json:"replicas"`
+	Target      int     `json:"target"`
+	Scarcity    float64 `json:"scarcity"` // 0 none … 1 nobody holds them
+}
+
+// PauseRequest starts or ends a pause: a paused node finishes what it computes
+// for others, tells them to go elsewhere, and takes nothing new.
+type PauseRequest struct {
+	Paused bool `json:"paused"`
+}
+
+// PauseResult says how the node stands now.
+type PauseResult struct {
+	Paused bool   `json:"paused"`
+	Note   string `json:"note,omitempty"` // such as: last holder of some experts
+}
+
+// ModelAction is what is asked of the node's model store.
+type ModelAction string
+
+// The actions.
+const (
+	ModelList   ModelAction = "list"
+	ModelAdd    ModelAction = "add"    // Paths
+	ModelVerify ModelAction = "verify" // Model
+	ModelRemove ModelAction = "remove" // Model
+	ModelPin    ModelAction = "pin"    // Model
+	ModelUnpin  ModelAction = "unpin"  // Model
+)
+
+// ModelRequest asks something of the model store.
+type ModelRequest struct {
+	Action ModelAction `json:"action"`
+	Model  string      `json:"model,omitempty"` // id, the beginning of one, or a name
+	Paths  []string    `json:"paths,omitempty"` // absolute, of a GGUF or all parts of one
+}
+
+// ModelEvent is one line of the answer.
+type ModelEvent struct {
+	Progress *Progress     `json:"progress,omitempty"`
+	Models   []StoredModel `json:"models,omitempty"` // list: all; else the one concerned
+	Done     bool          `json:"done,omitempty"`
+	Note     string        `json:"note,omitempty"`
+	Error    *Error        `json:"error,omitempty"`
+}
+
+// Progress is how far something long is.
+type Progress struct {
+	What    string  `json:"what"` // "import", "verify", "download"
+	Done    int64   `json:"done"` // bytes
+	Total   int64   `json:"total"`
+	Rate    float64 `json:"rate"`                   // bytes per second, smoothed
+	LeftSec float64 `json:"left_seconds,omitempty"` // 0: not known yet
+	Sources int     `json:"sources,omitempty"`      // peers that send now
+}
+
+// StoredModel is a model in the node's store, whole or in part.
+type StoredModel struct {
+	ID     string `json:"id"`
+	Name   string `json:"name"`
+	Held   int64  `json:"held"` // verified bytes
+	Total  int64  `json:"total"`
+	Pinned bool   `json:"pinned,omitempty"`
+	Note   string `json:"note,omitempty"` // what is wrong with it
+}
