@@ -109,17 +109,15 @@ type Model struct {
 
 // Config is what a gateway needs.
 type Config struct {
-	Models []Model
-	Hosts  []string // names, beside loopback, by which clients may call it
+	Models []Model                 // none: every model is unknown here
+	Routes map[string]http.Handler // further routes, by http.ServeMux pattern, under the same guard
+	Hosts  []string                // names, beside loopback, by which clients may call it
 	Logger *slog.Logger
 	Now    func() time.Time // nil: the clock
 	Random func() uint64    // nil: of the process; for ids and seeds
 }
 
 func (c *Config) validate() error {
-	if len(c.Models) == 0 {
-		return errors.New("gateway: no model to serve")
-	}
 	seen := map[string]bool{}
 	for _, m := range c.Models {
 		if m.ID == "" || m.Engine == nil || seen[m.ID] {
@@ -192,6 +190,9 @@ func (g *Gateway) routes() {
 	g.mux.HandleFunc("/v1/models", only(http.MethodGet, g.listModels))
 	g.mux.HandleFunc("/v1/models/{id...}", only(http.MethodGet, g.getModel))
 	g.mux.HandleFunc("/v1/chat/completions", only(http.MethodPost, g.chat))
+	for pattern, h := range g.cfg.Routes {
+		g.mux.Handle(pattern, h)
+	}
 	g.mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
 		writeError(w, &apiError{status: http.StatusNotFound, code: "unknown_url",
 			message: fmt.Sprintf("no route %s %s; there are /v1/models, /v1/chat/completions, /healthz and /readyz", r.Method, clip(r.URL.Path))})

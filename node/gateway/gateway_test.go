@@ -319,10 +319,38 @@ func TestRun(t *testing.T) {
 
 func TestConfigRefuses(t *testing.T) {
 	e := &scriptEngine{}
-	for _, models := range [][]Model{nil, {{ID: "", Engine: e}}, {{ID: "a"}}, {{ID: "a", Engine: e}, {ID: "a", Engine: e}}} {
+	for _, models := range [][]Model{{{ID: "", Engine: e}}, {{ID: "a"}}, {{ID: "a", Engine: e}, {ID: "a", Engine: e}}} {
 		if _, err := New(Config{Models: models}); err == nil {
 			t.Errorf("New accepts models %+v", models)
 		}
+	}
+}
+
+// TestNoModel: a gateway without a model says so, and serves its other routes.
+func TestNoModel(t *testing.T) {
+	g, err := New(Config{Routes: map[string]http.Handler{
+		"GET /api/there": http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "here") }),
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	srv := httptest.NewServer(g.Handler())
+	defer srv.Close()
+	for path, want := range map[string]string{
+		"/v1/models": `"data":[]`, "/v1/models/x": "no model is served here", "/readyz": "no model is served here",
+		"/api/there": "here", "/api/other": "no route",
+	} {
+		if _, body := get(t, srv.URL+path); !strings.Contains(body, want) {
+			t.Errorf("%s: %s, want %s", path, body, want)
+		}
+	}
+	resp, err := http.Post(srv.URL+"/v1/chat/completions", "application/json", strings.NewReader(`{"model":"x","messages":[{"role":"user","content":"x"}]}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp.Body.Close()
+	if resp.StatusCode != http.StatusNotFound {
+		t.Errorf("chat: status %d, want 404", resp.StatusCode)
 	}
 }
 

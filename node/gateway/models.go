@@ -22,7 +22,7 @@ func (g *Gateway) listModels(w http.ResponseWriter, _ *http.Request) {
 	list := struct {
 		Object string        `json:"object"`
 		Data   []modelObject `json:"data"`
-	}{Object: "list"}
+	}{Object: "list", Data: []modelObject{}}
 	for i := range g.models {
 		list.Data = append(list.Data, g.models[i].object())
 	}
@@ -50,8 +50,12 @@ func (g *Gateway) model(id string) (*servedModel, *apiError) {
 			nearest, best = m.ID, d
 		}
 	}
+	hint := "no model is served here"
+	if nearest != "" {
+		hint = fmt.Sprintf("the nearest is %q", nearest)
+	}
 	return nil, &apiError{status: http.StatusNotFound, code: "model_not_found", param: "model",
-		message: fmt.Sprintf("model %q is not served here; the nearest is %q", clip(id), nearest)}
+		message: fmt.Sprintf("model %q is not served here; %s", clip(id), hint)}
 }
 
 // distance is the number of single-letter edits between two names.
@@ -85,6 +89,10 @@ func (g *Gateway) healthz(w http.ResponseWriter, _ *http.Request) {
 
 // readyz is 200 when a token went through every part that serves each model.
 func (g *Gateway) readyz(w http.ResponseWriter, _ *http.Request) {
+	if len(g.models) == 0 {
+		writeJSON(w, http.StatusServiceUnavailable, map[string]string{"status": "not ready", "reason": "no model is served here"})
+		return
+	}
 	for _, m := range g.models {
 		if err := m.Engine.Ready(); err != nil {
 			writeJSON(w, http.StatusServiceUnavailable, map[string]string{
