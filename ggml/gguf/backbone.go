@@ -16,9 +16,10 @@ import (
 //
 // The copy of a split set is a split set: dst must then end in -00001-of-0000N.gguf
 // like the first of its files. The sidecar is written first, so that a file with
-// holes is never taken for a full model. All of the model is read, to know its id.
+// holes is never taken for a full model. All of the model is read, to know its id,
+// unless that is known. Of a Partial model all but the experts must be held.
 func WriteBackbone(ctx context.Context, dst string, m *Model) error {
-	if m.kind != Full {
+	if m.kind != Full && m.kind != Partial {
 		return fmt.Errorf("gguf: %s is a %v: a backbone is made from a full model", m.parts[0].Path, m.kind)
 	}
 	layers := m.ExpertLayers()
@@ -70,7 +71,7 @@ func (m *Model) copyPaths(dst string) ([]string, error) {
 	}
 	for i, path := range paths {
 		if info, err := os.Stat(path); err == nil {
-			if orig, err := m.parts[i].file.Stat(); err == nil && os.SameFile(info, orig) {
+			if orig, err := os.Stat(m.parts[i].Path); err == nil && os.SameFile(info, orig) {
 				return nil, fmt.Errorf("gguf: %s is the model itself: choose another name", path)
 			}
 		}
@@ -86,7 +87,7 @@ func (m *Model) sparseImage(i int) *Image {
 		im.add(segment{src: part.file, off: im.size, n: end - im.size})
 	}
 	for _, t := range part.Tensors {
-		if e, ok := parseExpertName(t.Name); ok && e.isHoled() {
+		if !InBackbone(t.Name) {
 			copyTo(t.Offset)
 			im.add(segment{n: t.Bytes, hole: true})
 		}

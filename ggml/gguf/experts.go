@@ -10,8 +10,8 @@ import (
 	"kvasird/ggml/tensor"
 )
 
-// ErrNotHeld is wrapped when experts are asked for that this file does not hold.
-var ErrNotHeld = errors.New("experts are not in this file")
+// ErrNotHeld is wrapped when bytes are asked for that this file does not hold.
+var ErrNotHeld = errors.New("the bytes are not in this file")
 
 // ErrNoExperts is wrapped when a layer or a whole model has no expert tensors.
 var ErrNoExperts = errors.New("no expert tensors")
@@ -83,6 +83,13 @@ func parseExpertName(name string) (e expertName, ok bool) {
 // ids are not the router's.
 func (e expertName) isHoled() bool {
 	return !e.chunk && (e.field == "weight" || e.field == "bias")
+}
+
+// InBackbone reports whether a backbone holds the tensor of that name; the others are
+// the weights and biases of experts.
+func InBackbone(tensorName string) bool {
+	e, ok := parseExpertName(tensorName)
+	return !ok || !e.isHoled()
 }
 
 // blockName splits "blk.L.rest"; L is decimal without leading zeros.
@@ -189,6 +196,20 @@ func (m *Model) ExpertTensors(layer int, experts Range) ([]ExpertTensor, error) 
 			return nil, fmt.Errorf("gguf: layer %d, experts %v: %w: %v are a hole of the backbone", layer, experts, ErrNotHeld, x)
 		}
 	}
+	list, err := m.layerTensors(layer, experts)
+	if err != nil {
+		return nil, err
+	}
+	for _, t := range list {
+		if !m.parts[t.Part].holds(t.Offset, t.Bytes) {
+			return nil, fmt.Errorf("gguf: layer %d, experts %v: %w: %s is still to be fetched", layer, experts, ErrNotHeld, t.Name)
+		}
+	}
+	return list, nil
+}
+
+// layerTensors is ExpertTensors without the check that they are held.
+func (m *Model) layerTensors(layer int, experts Range) ([]ExpertTensor, error) {
 	if len(m.expertRefs[layer]) == 0 {
 		return nil, fmt.Errorf("gguf: layer %d: %w", layer, ErrNoExperts)
 	}
@@ -213,8 +234,22 @@ func (m *Model) cutExpert(ref expertRef, rows Range) ExpertTensor {
 }
 
 // SliceTensors returns the expert tensors of every layer of a slice that has any, in
-// layer order: the byte ranges that make up the slice.
+// layer order: the byte ranges that make up the slice. It refuses what ExpertTensors
+// refuses, but that layers without experts are left out.
 func (m *Model) SliceTensors(s Slice) ([]ExpertTensor, error) {
+	return m.sliceTensors(s, m.ExpertTensors)
+}
+
+// PlanSlice returns what SliceTensors returns, of a Full or Partial model whether its
+// bytes are held or not: the byte ranges to fetch.
+func (m *Model) PlanSlice(s Slice) ([]ExpertTensor, error) {
+	if m.kind != Full && m.kind != Partial {
+		return nil, fmt.Errorf("gguf: %s is a %v: what to fetch is planned with the whole model", m.parts[0].Path, m.kind)
+	}
+	return m.sliceTensors(s, m.layerTensors)
+}
+
+func (m *Model) sliceTensors(s Slice, ofLayer func(int, Range) ([]ExpertTensor, error)) ([]ExpertTensor, error) {
 	if !s.Layers.within(m.layers) || !s.Experts.within(m.experts) {
 		return nil, fmt.Errorf("gguf: slice %v: the model has %d layers and %d experts", s, m.layers, m.experts)
 	}
@@ -223,7 +258,7 @@ func (m *Model) SliceTensors(s Slice) ([]ExpertTensor, error) {
 	}
 	var list []ExpertTensor
 	for layer := s.Layers.Begin; layer < s.Layers.End; layer++ {
-		tensors, err := m.ExpertTensors(layer, s.Experts)
+		tensors, err := ofLayer(layer, s.Experts)
 		if errors.Is(err, ErrNoExperts) {
 			continue // a dense layer
 		}

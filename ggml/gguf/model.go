@@ -19,18 +19,20 @@ const (
 	ExpertSlice             // the experts of a Slice, nothing else
 	Stage                   // a window of layers, numbered from 0
 	Backbone                // the whole model with holes where experts are
+	Partial                 // a model of which some bytes are not held yet, see OpenKnown
 )
 
 // String returns the kind's name.
 func (k Kind) String() string {
-	return [...]string{"full model", "expert slice", "stage", "backbone"}[k]
+	return [...]string{"full model", "expert slice", "stage", "backbone", "partial model"}[k]
 }
 
 // Part is one file of a model.
 type Part struct {
 	Path string
 	*Header
-	file *os.File
+	file io.ReaderAt
+	held func(off, n int64) bool // nil: all of the file
 }
 
 // Located is a tensor and the file it is in.
@@ -42,6 +44,7 @@ type Located struct {
 // Model is an opened model: one GGUF file or all files of a split set.
 type Model struct {
 	parts    []Part
+	closers  []io.Closer
 	tensors  []Located // by file, then by offset
 	byName   map[string]int
 	arch     string
@@ -57,7 +60,7 @@ type Model struct {
 	expertRefs [][]expertRef
 
 	sumsMu sync.Mutex // guards sums
-	sums   []FileSum  // of a Backbone from the start, of a Full once computed
+	sums   []FileSum  // from the start of a Backbone and by OpenKnown, of another Full once computed
 }
 
 // maxSplit is the largest number of files in a split set, as the name has 5 digits.
@@ -123,6 +126,7 @@ func (m *Model) open(paths []string) error {
 		if err != nil {
 			return fmt.Errorf("gguf: %w", err)
 		}
+		m.closers = append(m.closers, f)
 		m.parts = append(m.parts, Part{Path: path, file: f})
 		h, err := parseFile(f, path)
 		if err != nil {
@@ -133,9 +137,14 @@ func (m *Model) open(paths []string) error {
 			return err
 		}
 	}
-	for _, check := range []func() error{m.checkSplit, m.readShape, m.readKind, m.indexExperts} {
+	return m.index(m.readKind)
+}
+
+// index reads what the headers say of the model as a whole.
+func (m *Model) index(readKind func() error) error {
+	for _, check := range []func() error{m.checkSplit, m.readShape, readKind, m.indexExperts} {
 		if err := check(); err != nil {
-			return fmt.Errorf("%w (in %s)", err, paths[0])
+			return fmt.Errorf("%w (in %s)", err, m.parts[0].Path)
 		}
 	}
 	return nil
@@ -227,15 +236,13 @@ func (m *Model) readShape() error {
 	return nil
 }
 
-// Close closes the files. It may be called more than once.
+// Close closes the files that Open opened. It may be called more than once.
 func (m *Model) Close() error {
 	var errs []error
-	for i := range m.parts {
-		if f := m.parts[i].file; f != nil {
-			errs = append(errs, f.Close())
-			m.parts[i].file = nil
-		}
+	for _, f := range m.closers {
+		errs = append(errs, f.Close())
 	}
+	m.closers = nil
 	return errors.Join(errs...)
 }
 
@@ -280,8 +287,8 @@ func (m *Model) Tensor(name string) (Located, bool) {
 	return m.tensors[i], true
 }
 
-// Section returns a reader over a tensor's bytes. It refuses an expert tensor that
-// is a hole of a backbone, in full or in part (ErrNotHeld).
+// Section returns a reader over a tensor's bytes. It refuses a tensor that is not
+// held in full, as the expert tensors of a backbone are not (ErrNotHeld).
 func (m *Model) Section(name string) (*io.SectionReader, error) {
 	t, ok := m.Tensor(name)
 	if !ok {
@@ -294,8 +301,15 @@ func (m *Model) Section(name string) (*io.SectionReader, error) {
 			}
 		}
 	}
-	return io.NewSectionReader(m.parts[t.Part].file, t.Offset, t.Bytes), nil
+	part := m.parts[t.Part]
+	if !part.holds(t.Offset, t.Bytes) {
+		return nil, fmt.Errorf("gguf: %s: %w: they are still to be fetched", name, ErrNotHeld)
+	}
+	return io.NewSectionReader(part.file, t.Offset, t.Bytes), nil
 }
+
+// holds reports whether n bytes at off are here.
+func (p Part) holds(off, n int64) bool { return p.held == nil || p.held(off, n) }
 
 // baseName returns the file name of a part without its folder.
 func (p Part) baseName() string { return filepath.Base(p.Path) }

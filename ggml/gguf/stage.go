@@ -87,7 +87,7 @@ func (m *Model) StageImage(ctx context.Context, window Range) (*Image, error) {
 }
 
 func (m *Model) newStage(window Range) (*stage, error) {
-	if m.kind != Full {
+	if m.kind != Full && m.kind != Partial {
 		return nil, fmt.Errorf("gguf: %s is a %v: a stage is made from a full model", m.parts[0].Path, m.kind)
 	}
 	if !window.within(m.layers) || window.Len() == m.layers {
