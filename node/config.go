@@ -76,6 +76,7 @@ type Config struct {
 
 	Model  ModelConfig   `toml:"model"`
 	Slices []SliceConfig `toml:"slice"` // what a worker serves; empty: all of the model
+	Budget Budget        `toml:"budget"`
 	Log    LogSettings   `toml:"log"`
 }
 
@@ -150,6 +151,9 @@ func parseConfig(data []byte, cfg *Config) error {
 func configKeys(t reflect.Type, prefix string) []string {
 	var keys []string
 	for f := range t.Fields() {
+		if f.Tag.Get("toml") == "" {
+			continue
+		}
 		name := prefix + f.Tag.Get("toml")
 		keys = append(keys, name)
 		inner := f.Type
@@ -169,7 +173,7 @@ func (c *Config) Validate() error {
 	if err := c.fillDefaults(); err != nil {
 		return err
 	}
-	for _, check := range []func() error{c.checkRoles, c.checkAddresses, c.checkNumbers, c.checkSlices} {
+	for _, check := range []func() error{c.checkRoles, c.checkAddresses, c.checkNumbers, c.checkSlices, c.Budget.validate} {
 		if err := check(); err != nil {
 			return fmt.Errorf("configuration: %w", err)
 		}
