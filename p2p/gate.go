@@ -15,6 +15,7 @@ import (
 	"github.com/libp2p/go-libp2p/p2p/net/swarm"
 	ma "github.com/multiformats/go-multiaddr"
 	manet "github.com/multiformats/go-multiaddr/net"
+	"github.com/multiformats/go-multistream"
 )
 
 // Codes with which a stream is reset.
@@ -39,23 +40,29 @@ func (h *Host) Hello(ctx context.Context, ai peer.AddrInfo) (*Peer, error) {
 	if err != nil {
 		return nil, err
 	}
-	dialCtx, cancel := context.WithTimeout(ctx, h.cfg.HelloTimeout)
+	defer h.greetings.keepFor(ai.ID)()
+	dialCtx, cancel := context.WithTimeout(network.WithAllowLimitedConn(ctx, "hello"), h.cfg.HelloTimeout)
 	defer cancel()
 	// The swarm would refuse to dial again for seconds to minutes: the pace is ours.
 	if sw, ok := node.Network().(*swarm.Swarm); ok {
 		sw.Backoff().Clear(ai.ID)
 	}
 	if err := node.Connect(dialCtx, ai); err != nil {
-		return nil, fmt.Errorf("connect to peer %s: %w", ai.ID, err)
+		return nil, fmt.Errorf("connect to peer %s: %w", ai.ID, explainDial(err))
 	}
-	return h.sayHello(dialCtx, ai.ID)
+	c := newestConn(node.Network().ConnsToPeer(ai.ID))
+	if c == nil {
+		return nil, fmt.Errorf("connect to peer %s: it closed the connection at once: %w", ai.ID, errLimited)
+	}
+	return h.greet(ctx, c)
 }
 
-// sayHello is the dialling side of the hello, over an existing connection.
-func (h *Host) sayHello(ctx context.Context, id peer.ID) (*Peer, error) {
-	ctx = network.WithAllowLimitedConn(network.WithNoDial(ctx, "hello"), "hello")
-	s, err := h.node.NewStream(ctx, id, h.protocolID(fmt.Sprintf("hello/%d", helloVersion)))
+// sayHello is the dialling side of the hello, over one connection.
+func (h *Host) sayHello(ctx context.Context, c network.Conn) (*Peer, error) {
+	id := c.RemotePeer()
+	s, err := h.openHello(ctx, c)
 	if err != nil {
+		h.turnAway(c, false)
 		return nil, fmt.Errorf("hello to peer %s: %w", id, err)
 	}
 	p, err := h.exchange(s)
@@ -70,17 +77,41 @@ func (h *Host) sayHello(ctx context.Context, id peer.ID) (*Peer, error) {
 		s.ResetWithError(codeMalformed)
 		err = fmt.Errorf("hello to peer %s: %w", id, err)
 	}
-	h.turnAway(id, refused != nil)
+	h.turnAway(c, refused != nil)
 	return nil, err
 }
+
+// openHello opens the stream of the hello on c itself: the host would choose among the
+// connections to the peer.
+func (h *Host) openHello(ctx context.Context, c network.Conn) (network.Stream, error) {
+	s, err := c.NewStream(network.WithAllowLimitedConn(ctx, "hello"))
+	if err != nil {
+		return nil, err
+	}
+	own := h.helloID()
+	err = s.SetDeadline(time.Now().Add(h.cfg.HelloTimeout))
+	if err == nil {
+		_, err = multistream.SelectOneOf([]protocol.ID{own}, s)
+	}
+	if err == nil {
+		err = s.SetProtocol(own)
+	}
+	if err != nil {
+		s.ResetWithError(codeMalformed)
+		return nil, wireErr(err)
+	}
+	return s, nil
+}
+
+// helloID is the protocol id of the hello.
+func (h *Host) helloID() protocol.ID { return h.protocolID(fmt.Sprintf("hello/%d", helloVersion)) }
 
 // handleHello takes the hello of any network and version.
 func (h *Host) handleHello() {
 	match := func(id protocol.ID) bool {
 		return strings.HasPrefix(string(id), "/kvasir/") && strings.Contains(string(id), "/hello/")
 	}
-	own := h.protocolID(fmt.Sprintf("hello/%d", helloVersion))
-	h.node.SetStreamHandlerMatch(own, match, h.answerHello)
+	h.node.SetStreamHandlerMatch(h.helloID(), match, h.answerHello)
 }
 
 // answerHello is the listening side of the hello.
@@ -101,7 +132,7 @@ func (h *Host) answerHello(s network.Stream) {
 	var refused *RefusedError
 	if !errors.As(err, &refused) {
 		s.ResetWithError(codeMalformed)
-		h.turnAway(id, false)
+		h.turnAway(s.Conn(), false)
 		return
 	}
 	// The dialler closes as soon as it has read the verdict.
@@ -109,17 +140,19 @@ func (h *Host) answerHello(s network.Stream) {
 	s.SetReadDeadline(time.Now().Add(refusedLinger))
 	s.Read(make([]byte, 1))
 	s.Close()
-	h.turnAway(id, true)
+	h.turnAway(s.Conn(), true)
 }
 
-// turnAway disconnects a peer after a failed hello. A ready peer stays when it was not
-// refused: that it is slow is for its streams to judge.
-func (h *Host) turnAway(id peer.ID, refused bool) {
+// turnAway disconnects a peer after a failed hello over c. A peer that was not refused
+// loses c alone, and a ready one that is slow to repeat the hello not even that: that it is
+// slow is for its streams to judge.
+func (h *Host) turnAway(c network.Conn, refused bool) {
+	id := c.RemotePeer()
 	if refused {
 		h.peers.lose(id, nil)
-	}
-	if h.peers.get(id) == nil {
 		h.node.Network().ClosePeer(id)
+	} else if !h.peers.passed(c) {
+		c.Close()
 	}
 }
 
@@ -136,8 +169,7 @@ func (h *Host) exchange(s network.Stream) (*Peer, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &Peer{Hello: theirs, Addr: via.RemoteMultiaddr().String(), lane: laneAddr(via.RemoteMultiaddr(), theirs.LanePort)}
-	h.peers.pass(p, via)
+	p := h.peers.pass(theirs, via)
 	// disconnected may have run before pass.
 	if via.IsClosed() {
 		h.peers.lose(id, via)
@@ -213,49 +245,6 @@ func nextOfType(r *FrameReader, typ uint8) ([]byte, error) {
 		return nil, fmt.Errorf("%w: type %d, want %d", ErrFrame, f.Type, typ)
 	}
 	return f.Payload, nil
-}
-
-// rehello tells a ready or still connected peer, in the background, what this node is.
-func (h *Host) rehello(id peer.ID) {
-	leave, err := h.enter()
-	if err != nil {
-		return
-	}
-	go func() {
-		defer leave()
-		ctx, cancel := context.WithTimeout(context.Background(), h.cfg.HelloTimeout)
-		defer cancel()
-		if _, err := h.sayHello(ctx, id); err != nil {
-			h.cfg.Logger.Info("repeated hello failed", "peer", id, "err", err)
-		}
-	}()
-}
-
-// disconnected ends the stay of a peer whose connection is gone. The peer may have more
-// connections, but then it may have been restarted and must say hello again.
-func (h *Host) disconnected(n network.Network, c network.Conn) {
-	id := c.RemotePeer()
-	if h.peers.lose(id, c) && len(n.ConnsToPeer(id)) > 0 {
-		h.rehello(id)
-	}
-}
-
-// sweep disconnects who came and did not say hello in time.
-func (h *Host) sweep(ctx context.Context) {
-	tick := time.NewTicker(max(h.cfg.HelloTimeout/2, time.Millisecond))
-	defer tick.Stop()
-	for {
-		select {
-		case <-tick.C:
-		case <-ctx.Done():
-			return
-		}
-		for _, c := range h.node.Network().Conns() {
-			if time.Since(c.Stat().Opened) > h.cfg.HelloTimeout && h.peers.get(c.RemotePeer()) == nil {
-				c.Close()
-			}
-		}
-	}
 }
 
 // protocolID is the id on the wire of a protocol of this network.

@@ -47,6 +47,8 @@ type Host struct {
 	keepers []*keeper
 	lanes   *laneServer
 
+	greetings greetings
+
 	closeOnce sync.Once
 	closeErr  error
 
@@ -66,6 +68,8 @@ func New(cfg Config) (*Host, error) {
 	}
 	h := &Host{cfg: cfg, caps: &cfg.Capabilities, handlers: make(map[string]Handler), events: newNotifier()}
 	h.peers = newRegistry(h.events)
+	h.greetings.underWay, h.greetings.kept = make(map[network.Conn]*greeting), make(map[peer.ID]int)
+	h.greetings.left = h.greetLeft
 	for _, ai := range cfg.peers {
 		h.keepers = append(h.keepers, newKeeper(h, ai))
 	}
@@ -107,7 +111,7 @@ func (h *Host) start() error {
 	for name, handler := range h.handlers {
 		h.setStreamHandler(name, handler)
 	}
-	node.Network().Notify(&network.NotifyBundle{DisconnectedF: h.disconnected})
+	node.Network().Notify(&network.NotifyBundle{ConnectedF: h.connected, DisconnectedF: h.disconnected})
 	if err := h.listen(); err != nil {
 		return err
 	}

@@ -28,8 +28,12 @@ const (
 	frameLane  = 16
 	maxPreface = 1 << 10
 
-	// laneDialTimeout is short: who can not be reached at once is reached by a stream.
-	laneDialTimeout = 2 * time.Second
+	// laneConnectTimeout is short: a port behind a NAT does not answer, and then a stream
+	// serves. What answers may take laneDialTimeout for all.
+	laneConnectTimeout = time.Second
+	laneDialTimeout    = 5 * time.Second
+	// laneRetry is when to try again where no lane listener was reached.
+	laneRetry = time.Minute
 	// acceptPause is how long to wait when the process is out of file descriptors.
 	acceptPause = 100 * time.Millisecond
 )
@@ -177,7 +181,7 @@ func (h *Host) OpenLane(ctx context.Context, id peer.ID, proto string) (Conn, er
 	if p == nil {
 		return nil, fmt.Errorf("%w: %s", ErrNotAdmitted, id)
 	}
-	if h.lanes == nil || p.lane == "" {
+	if h.lanes == nil || p.lane == "" || p.laneIsDead() {
 		return h.OpenStream(ctx, id, proto)
 	}
 	c, err := h.lanes.dial(ctx, p, proto)
@@ -195,8 +199,11 @@ func (h *Host) OpenLane(ctx context.Context, id peer.ID, proto string) (Conn, er
 func (s *laneServer) dial(ctx context.Context, p *Peer, proto string) (c *laneConn, err error) {
 	ctx, cancel := context.WithTimeout(ctx, laneDialTimeout)
 	defer cancel()
-	nc, err := new(net.Dialer).DialContext(ctx, "tcp", p.lane)
+	nc, err := (&net.Dialer{Timeout: laneConnectTimeout}).DialContext(ctx, "tcp", p.lane)
 	if err != nil {
+		if ctx.Err() == nil {
+			p.stay.noLane.Store(&deadLane{p.lane, time.Now().Add(laneRetry)})
+		}
 		return nil, err
 	}
 	defer func() {
@@ -224,6 +231,17 @@ func (s *laneServer) dial(ctx context.Context, p *Peer, proto string) (c *laneCo
 		return nil, err
 	}
 	return c, nil
+}
+
+// deadLane is an address at which no lane listener answered.
+type deadLane struct {
+	addr  string
+	until time.Time
+}
+
+func (p *Peer) laneIsDead() bool {
+	d := p.stay.noLane.Load()
+	return d != nil && d.addr == p.lane && time.Now().Before(d.until)
 }
 
 // laneConn is a lane as a Conn.

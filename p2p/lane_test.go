@@ -89,20 +89,20 @@ func TestLaneFallsBackToStream(t *testing.T) {
 	tests := []struct {
 		name   string
 		change func(*Config)
-		lane   string // overrides where the lane is dialled
+		port   uint16 // where the lane is dialled instead
 	}{
-		{"no listener", func(c *Config) { c.NoLane = true }, ""},
-		{"nobody there", nil, "127.0.0.1:1"},
-		{"someone else there", nil, laneAt(other)},
+		{"no listener", func(c *Config) { c.NoLane = true }, 0},
+		{"nobody there", nil, 1},
+		{"someone else there", nil, other.lanes.port},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			a, b := startHost(t, nil), startHost(t, tt.change)
 			p := hello(t, a, b)
-			if tt.lane != "" {
-				moved := *p
-				moved.lane = tt.lane
-				a.peers.pass(&moved, a.node.Network().ConnsToPeer(b.ID())[0])
+			if tt.port != 0 {
+				moved := p.Hello
+				moved.LanePort = tt.port
+				a.peers.pass(moved, a.node.Network().ConnsToPeer(b.ID())[0])
 			}
 			c, err := a.OpenLane(t.Context(), b.ID(), "echo/1")
 			if err != nil {

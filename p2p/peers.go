@@ -6,7 +6,10 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"sync"
+	"sync/atomic"
+	"time"
 
 	"github.com/libp2p/go-libp2p/core/network"
 	"github.com/libp2p/go-libp2p/core/peer"
@@ -27,8 +30,25 @@ type Peer struct {
 
 // stay is the time from a peer's first hello to its loss.
 type stay struct {
-	done chan struct{}
-	told bool // the watchers know of it; guarded by notifier.mu
+	done   chan struct{}
+	told   bool                     // the watchers know of it; guarded by notifier.mu
+	noLane atomic.Pointer[deadLane] // where its lanes were last found unreachable
+}
+
+// Path says how a peer is connected.
+type Path string
+
+const (
+	Direct  Path = "direct"
+	Relayed Path = "relayed" // through a third node
+)
+
+// Path says how the peer is connected. Streams opened from now on go that way.
+func (p *Peer) Path() Path {
+	if strings.Contains(p.Addr, "/p2p-circuit") {
+		return Relayed
+	}
+	return Direct
 }
 
 // Done is closed when the peer is lost.
@@ -43,9 +63,11 @@ type member interface {
 
 // entry is what is known of one peer. It exists while something in it is set.
 type entry struct {
-	ready   *Peer        // nil: not passed
-	via     network.Conn // where ready passed
-	pending int          // hellos under way
+	ready   *Peer                     // nil: not passed
+	links   map[network.Conn]struct{} // connections over which it passed
+	via     network.Conn              // the best of links, that of ready.Addr
+	direct  time.Time                 // since when via is not relayed
+	pending int                       // hellos under way
 	changed chan struct{}
 	members map[member]struct{}
 	inLanes int // inbound lanes among the members
@@ -66,7 +88,10 @@ func newRegistry(events *notifier) *registry {
 func (r *registry) entryLocked(id peer.ID) *entry {
 	e := r.peers[id]
 	if e == nil {
-		e = &entry{changed: make(chan struct{}), members: make(map[member]struct{})}
+		e = &entry{
+			links: make(map[network.Conn]struct{}), changed: make(chan struct{}),
+			members: make(map[member]struct{}),
+		}
 		r.peers[id] = e
 	}
 	return e
@@ -96,33 +121,76 @@ func (r *registry) begin(id peer.ID) (end func()) {
 	}
 }
 
-// pass makes p ready, or renews what is known of it. The caller is within begin and end.
-func (r *registry) pass(p *Peer, via network.Conn) {
+// pass makes the peer that said theirs over c ready, or renews what is known of it. The
+// caller is within begin and end.
+func (r *registry) pass(theirs Hello, c network.Conn) *Peer {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	e := r.entryLocked(p.ID)
+	e := r.entryLocked(theirs.ID)
+	p := &Peer{Hello: theirs}
 	if e.ready != nil {
 		p.stay = e.ready.stay
 	} else {
 		p.stay = &stay{done: make(chan struct{})}
+	}
+	e.links[c] = struct{}{}
+	r.setReadyLocked(e, p, bestLink(e.links, c))
+	return p
+}
+
+// setReadyLocked makes p, connected by via, what is known of e's peer.
+func (r *registry) setReadyLocked(e *entry, p *Peer, via network.Conn) {
+	addr := via.RemoteMultiaddr()
+	p.Addr, p.lane = addr.String(), laneAddr(addr, p.LanePort)
+	switch {
+	case isRelayed(via):
+		e.direct = time.Time{}
+	case e.direct.IsZero():
+		e.direct = time.Now()
 	}
 	e.ready, e.via = p, via
 	r.events.ready(p)
 	r.changedLocked(p.ID, e)
 }
 
-// lose ends p's readiness if it passed over via, or anyhow when via is nil. It reports
-// whether it did.
-func (r *registry) lose(id peer.ID, via network.Conn) bool {
+// bestLink prefers direct links, and newest among equals.
+func bestLink(links map[network.Conn]struct{}, newest network.Conn) network.Conn {
+	best := newest
+	for c := range links {
+		if best == nil || c != newest && isRelayed(best) && !isRelayed(c) && !c.IsClosed() {
+			best = c
+		}
+	}
+	return best
+}
+
+// lose forgets the link c of a peer, or all when c is nil. With its last link the peer is
+// lost.
+func (r *registry) lose(id peer.ID, c network.Conn) {
 	r.mu.Lock()
 	e := r.peers[id]
-	if e == nil || e.ready == nil || via != nil && e.via != via {
+	if e == nil || e.ready == nil {
 		r.mu.Unlock()
-		return false
+		return
+	}
+	if c == nil {
+		clear(e.links)
+	} else if _, ok := e.links[c]; !ok {
+		r.mu.Unlock()
+		return
+	}
+	delete(e.links, c)
+	if len(e.links) > 0 {
+		if c == e.via {
+			p := *e.ready
+			r.setReadyLocked(e, &p, bestLink(e.links, nil))
+		}
+		r.mu.Unlock()
+		return
 	}
 	members := slices.Collect(maps.Keys(e.members))
 	lost := e.ready
-	e.ready, e.via, e.inLanes = nil, nil, 0
+	e.ready, e.via, e.direct, e.inLanes = nil, nil, time.Time{}, 0
 	clear(e.members)
 	close(lost.stay.done)
 	r.events.lost(lost)
@@ -131,7 +199,53 @@ func (r *registry) lose(id peer.ID, via network.Conn) bool {
 	for _, m := range members {
 		m.drop()
 	}
-	return true
+}
+
+// passed reports whether the hello passed over c.
+func (r *registry) passed(c network.Conn) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	e := r.peers[c.RemotePeer()]
+	if e == nil {
+		return false
+	}
+	_, ok := e.links[c]
+	return ok
+}
+
+// via returns the best link of a ready peer, or nil.
+func (r *registry) via(id peer.ID) network.Conn {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if e := r.peers[id]; e != nil {
+		return e.via
+	}
+	return nil
+}
+
+// drained lists the relayed links of peers that have had a direct one for a time, on which
+// no stream is left.
+func (r *registry) drained(after time.Duration) []network.Conn {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	var out []network.Conn
+	for _, e := range r.peers {
+		if len(e.links) < 2 || e.direct.IsZero() || time.Since(e.direct) < after {
+			continue
+		}
+		busy := make(map[network.Conn]bool)
+		for m := range e.members {
+			if s, ok := m.(*streamConn); ok {
+				busy[s.Conn()] = true
+			}
+		}
+		for c := range e.links {
+			if isRelayed(c) && !busy[c] {
+				out = append(out, c)
+			}
+		}
+	}
+	return out
 }
 
 // loseAll ends all.
