@@ -1,6 +1,6 @@
 # Every target works from a plain checkout; `make help` lists them.
 .DEFAULT_GOAL := help
-.PHONY: help deps build test test-vulkan check demo bench fuzz clean clean-deps
+.PHONY: help deps build test test-net test-vulkan check demo bench fuzz clean clean-deps
 
 STATICCHECK = honnef.co/go/tools/cmd/staticcheck@v0.8.2
 GO_FILES    = $(shell find cmd node p2p ring experts market settle ggml -name '*.go' 2>/dev/null)
@@ -23,16 +23,21 @@ test: deps ## run the tests; needs no root
 	packaging/deps_test.sh
 	go build ./...
 	go test -count=1 -p 1 -timeout 10m $(GOTESTFLAGS) ./...
-	@echo "left out: race detector, linters and the build without cgo (make check), fuzzing (make fuzz), a GPU backend (make test-vulkan), benchmarks (make bench)"
+	@echo "left out: race detector, linters and the build without cgo (make check), fuzzing (make fuzz), a GPU backend (make test-vulkan), NATs and relays (make test-net), benchmarks (make bench)"
 
 check: deps ## format, vet, staticcheck, tidy, build without cgo, tests with the race detector
 	@bad=$$(gofmt -l $(GO_FILES)); [ -z "$$bad" ] || { echo "not formatted (gofmt -w): $$bad"; exit 1; }
 	go vet ./...
+	go vet -tags nettest ./p2p
 	go run $(STATICCHECK) ./...
 	go mod tidy -diff
 	CGO_ENABLED=0 go build ./...
 	CGO_ENABLED=0 go vet ./...
 	go test -race -count=1 -p 1 -timeout 15m $(GOTESTFLAGS) ./...
+
+# The tests make network namespaces of their own and leave nothing behind.
+test-net: ## nodes behind NATs, relays and bad lines; needs root (Debian: iproute2 nftables)
+	go test -tags nettest -count=1 -timeout 10m -run '^TestNet' $(GOTESTFLAGS) ./p2p
 
 # Mesa's driver computes Vulkan on the CPU where there is no GPU; it wants to be named.
 test-vulkan: ## the expert kernel on a Vulkan device (Debian: libvulkan1 and a driver, such as mesa-vulkan-drivers)
