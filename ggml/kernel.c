@@ -11,6 +11,9 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#ifdef __GLIBC__
+#include <malloc.h>
+#endif
 #include <unistd.h>
 
 #include "ggml-alloc.h"
@@ -169,6 +172,25 @@ static void use_large_pages(struct kv_kernel * k, ggml_backend_buffer_t buffer) 
 #endif
 }
 
+// The bytes to ask of a buffer for t; padding, since kernels may read past the last row.
+static size_t weight_bytes(ggml_backend_buffer_type_t buft, const struct ggml_tensor * t) {
+    return ggml_backend_buft_get_alloc_size(buft, t) + 512;
+}
+
+size_t kv_bank_plan(struct kv_kernel * k, const struct kv_weight_desc * w, int n, int used, bool repack) {
+    struct ggml_init_params params = { .mem_size = ggml_tensor_overhead() * (n + 1), .no_alloc = true };
+    struct ggml_context *   ctx    = ggml_init(params);
+    if (!ctx) {
+        return 0;
+    }
+    size_t bytes = 0;
+    for (int i = 0; i < n; i++) {
+        bytes += weight_bytes(choose_buft(k, &w[i], used, repack), ggml_new_tensor(ctx, w[i].type, w[i].n_dims, w[i].ne));
+    }
+    ggml_free(ctx);
+    return bytes;
+}
+
 struct kv_bank * kv_bank_new(struct kv_kernel * k, const struct kv_weight_desc * w, int n, int used, bool repack) {
     if (n > KV_KERNEL_MAX_WEIGHTS) {
         return NULL;
@@ -183,9 +205,7 @@ struct kv_bank * kv_bank_new(struct kv_kernel * k, const struct kv_weight_desc *
         struct ggml_tensor * t = ggml_new_tensor(b->ctx, w[i].type, w[i].n_dims, w[i].ne);
         ggml_set_name(t, w[i].name);
         ggml_backend_buffer_type_t buft = choose_buft(k, &w[i], used, repack);
-        // padding: kernels may read past the last row
-        const size_t size = ggml_backend_buft_get_alloc_size(buft, t) + 512;
-        b->buffer[i] = ggml_backend_buft_alloc_buffer(buft, size);
+        b->buffer[i] = ggml_backend_buft_alloc_buffer(buft, weight_bytes(buft, t));
         b->weight[i] = t;
         b->n         = i + 1;
         if (!b->buffer[i]) {
@@ -230,6 +250,12 @@ void kv_bank_free(struct kv_bank * b) {
         ggml_free(b->ctx);
     }
     free(b);
+}
+
+void kv_memory_trim(void) {
+#ifdef __GLIBC__
+    malloc_trim(0); // the C library keeps freed blocks of up to 32 MB for itself otherwise
+#endif
 }
 
 // ---- compute ----

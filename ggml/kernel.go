@@ -3,20 +3,14 @@
 package ggml
 
 /*
-#include <stdlib.h>
 #include "kernel.h"
 */
 import "C"
 
 import (
 	"fmt"
-	"log/slog"
 	"slices"
-	"strings"
-	"unsafe"
-
-	"kvasird/ggml/gguf"
-	"kvasird/ggml/tensor"
+	"sync"
 )
 
 // maxChunkBytes bounds the activations of one graph; larger calls run in pieces.
@@ -26,35 +20,46 @@ const maxChunkBytes = 256 << 20
 // model has one; who sets those of others keeps each of them far below this.
 const maxLayerPrograms = 64
 
-// Kernel computes expert programs over the layers that were loaded into it.
+// Kernel computes expert programs over the slices that are loaded into it, which
+// may come and go while it computes.
+//
+// It is safe for concurrent use. SetProgram, Forget and Compute hold mu, so that
+// one call computes at a time; loading and dropping hold loading, and mu only to
+// take in or leave out what was loaded. So a slice is read while others compute, a
+// call under way ends on the experts that it began with, and a slice is freed when
+// no call uses it.
 type Kernel struct {
-	c        *C.struct_kv_kernel
-	cfg      KernelConfig
-	log      *slog.Logger
-	release  func() bool
-	banks    map[int]*bank   // by layer
-	programs []kernelProgram // by number; a number without a bank is free
-	local    []int32         // scratch: ids within the bank
+	c       *C.struct_kv_kernel
+	cfg     KernelConfig
+	release func() bool
+
+	loading sync.Mutex // held to change banks; guards used; taken before mu
+	used    int        // experts per token of the model
+
+	mu       sync.Mutex      // guards the rest
+	banks    map[int][]*bank // by layer; changed with loading held too
+	programs []kernelProgram // by number; a number without a Program is free
+	scratch  pairScratch
 }
 
-// bank is a layer's experts, stacked in the order of the ranges.
-type bank struct {
-	c       *C.struct_kv_bank
-	layer   int
-	ranges  []gguf.Range
-	index   []int32 // expert id → row of the bank, -1 = not held
-	stacked int     // rows of the bank
-	weight  map[string]int
-	shapes  map[string]WeightShape
-}
-
+// kernelProgram is a program on the banks of its layer.
 type kernelProgram struct {
-	bank     *bank
+	*Program
+	layer    int
 	encoded  string
-	c        *C.struct_kv_program
-	rowWidth int
-	outWidth int
+	on       []programOn
 	maxPairs int // per graph
+}
+
+type programOn struct {
+	bank *bank
+	c    *C.struct_kv_program
+}
+
+// pairScratch gathers the pairs of a bank.
+type pairScratch struct {
+	pair, row, local []int32 // position in the call, row, row of the bank
+	out              []float32
 }
 
 // NewKernel starts a kernel without experts.
@@ -64,7 +69,7 @@ func (rt *Runtime) NewKernel(cfg KernelConfig) (*Kernel, error) {
 		return nil, err
 	}
 	cfg.Threads = max(cfg.Threads, 1)
-	k := &Kernel{cfg: cfg, log: rt.log, banks: map[int]*bank{}}
+	k := &Kernel{cfg: cfg, banks: map[int][]*bank{}}
 	if k.c = C.kv_kernel_new(C.size_t(dev.Index), C.int(cfg.Threads)); k.c == nil {
 		return nil, fmt.Errorf("device %s cannot be used", dev.Name)
 	}
@@ -72,329 +77,210 @@ func (rt *Runtime) NewKernel(cfg KernelConfig) (*Kernel, error) {
 	return k, nil
 }
 
-// Close frees the kernel and its experts. It may be called again.
+// Close frees the kernel and its experts, once no call is under way. It may be
+// called again; nothing else may be called afterwards.
 func (k *Kernel) Close() error {
+	k.loading.Lock()
+	defer k.loading.Unlock()
+	k.mu.Lock()
+	defer k.mu.Unlock()
 	if !k.release() {
 		return nil
 	}
-	for _, p := range k.programs {
-		C.kv_program_free(p.c)
+	for i := range k.programs {
+		k.forgetLocked(i)
 	}
-	for _, b := range k.banks {
-		C.kv_bank_free(b.c)
+	for _, banks := range k.banks {
+		freeBanks(banks)
 	}
+	clear(k.banks)
 	C.kv_kernel_free(k.c)
-	return nil
-}
-
-// Load reads the experts of some ranges of a layer from an opened model, slice
-// or backbone file. A layer is loaded once.
-func (k *Kernel) Load(m *gguf.Model, layer int, ranges ...gguf.Range) error {
-	if k.banks[layer] != nil {
-		return fmt.Errorf("layer %d is loaded already", layer)
-	}
-	b := &bank{layer: layer, ranges: ranges, index: make([]int32, m.Experts()), weight: map[string]int{}, shapes: map[string]WeightShape{}}
-	for i := range b.index {
-		b.index[i] = -1
-	}
-	parts, err := b.plan(m)
-	if err != nil {
-		return err
-	}
-	if err := k.alloc(b, parts, max(m.ExpertsUsed(), 1)); err != nil {
-		return err
-	}
-	if err := b.read(parts); err != nil {
-		C.kv_bank_free(b.c)
-		return err
-	}
-	k.banks[layer] = b
-	return nil
-}
-
-// LoadSlices reads every MoE layer of some slices, which may overlap.
-func (k *Kernel) LoadSlices(m *gguf.Model, slices ...gguf.Slice) error {
-	for _, layer := range m.ExpertLayers() {
-		var ranges []gguf.Range
-		for _, s := range slices {
-			if s.Layers.Contains(layer) {
-				ranges = append(ranges, s.Experts)
-			}
-		}
-		if ranges = mergeRanges(ranges); len(ranges) == 0 {
-			continue
-		}
-		if err := k.Load(m, layer, ranges...); err != nil {
-			return err
-		}
-	}
-	if len(k.banks) == 0 {
-		return fmt.Errorf("%w: no MoE layer is in the slices %v", ErrNotLoaded, slices)
-	}
-	return nil
-}
-
-// mergeRanges gives the same indices in ascending ranges that do not touch.
-func mergeRanges(ranges []gguf.Range) []gguf.Range {
-	slices.SortFunc(ranges, func(a, b gguf.Range) int { return a.Begin - b.Begin })
-	var out []gguf.Range
-	for _, r := range ranges {
-		if n := len(out); n > 0 && r.Begin <= out[n-1].End {
-			out[n-1].End = max(out[n-1].End, r.End)
-			continue
-		}
-		out = append(out, r)
-	}
-	return out
-}
-
-// plan lists the tensors of the bank: parts[i][r] is the part of tensor i that
-// belongs to range r.
-func (b *bank) plan(m *gguf.Model) ([][]gguf.ExpertTensor, error) {
-	var parts [][]gguf.ExpertTensor
-	next := int32(0)
-	for _, r := range b.ranges {
-		tensors, err := m.ExpertTensors(b.layer, r)
-		if err != nil {
-			return nil, err
-		}
-		for e := r.Begin; e < r.End; e++ {
-			if b.index[e] >= 0 {
-				return nil, fmt.Errorf("layer %d: expert %d is in two ranges", b.layer, e)
-			}
-			b.index[e] = next
-			next++
-		}
-		for _, t := range tensors {
-			name, ok := bankWeight(t.Name, b.layer)
-			if !ok {
-				continue
-			}
-			if strings.HasSuffix(name, ".weight") && !multiplies(t.DType) {
-				return nil, fmt.Errorf("%s is of type %v: experts must be of a type that can be multiplied", t.Name, t.DType)
-			}
-			parts = b.add(parts, name, t)
-		}
-	}
-	if len(parts) == 0 || len(parts) > C.KV_KERNEL_MAX_WEIGHTS {
-		return nil, fmt.Errorf("layer %d has %d expert tensors, 1 to %d can be used", b.layer, len(parts), int(C.KV_KERNEL_MAX_WEIGHTS))
-	}
-	b.stacked = int(next)
-	if next == 1 && m.Experts() > 1 {
-		b.stacked = 2 // backends have other layouts and sums for a matrix that is not stacked: it is held twice
-	}
-	return parts, nil
-}
-
-func (b *bank) add(parts [][]gguf.ExpertTensor, name string, t gguf.ExpertTensor) [][]gguf.ExpertTensor {
-	if i, ok := b.weight[name]; ok {
-		parts[i] = append(parts[i], t)
-		return parts
-	}
-	b.weight[name] = len(parts)
-	b.shapes[name] = weightShape(name, t)
-	return append(parts, []gguf.ExpertTensor{t})
-}
-
-// bankWeight is the name after "blk.L." of a tensor that programs can read.
-func bankWeight(name string, layer int) (string, bool) {
-	rest, ok := strings.CutPrefix(name, fmt.Sprintf("blk.%d.", layer))
-	return rest, ok && !strings.Contains(rest, "_chexps.") && !strings.HasSuffix(rest, ".input_scale")
-}
-
-// multiplies says whether t is a type of weights. The CPU backend says of every
-// type that it supports it, and calls a nil function for the others.
-func multiplies(t tensor.DType) bool {
-	return t == tensor.F32 || C.ggml_get_type_traits(C.enum_ggml_type(t)).to_float != nil
-}
-
-func weightShape(name string, t gguf.ExpertTensor) WeightShape {
-	switch {
-	case strings.HasSuffix(name, ".weight"):
-		return WeightShape{In: int(t.Shape[0]), Out: int(t.Shape[1]), Dims: 3}
-	case t.DType != tensor.F32: // ggml adds and picks from f32 only
-		return WeightShape{}
-	case strings.HasSuffix(name, ".bias"):
-		return WeightShape{In: 1, Out: int(t.Shape[0]), Dims: 2}
-	}
-	return WeightShape{In: 1, Out: 1, Dims: 1}
-}
-
-// expertDims is the number of dimensions of a tensor by what it is for.
-func expertDims(t gguf.ExpertTensor) int {
-	switch {
-	case strings.HasSuffix(t.Name, ".weight"):
-		return 3
-	case strings.HasSuffix(t.Name, ".bias"):
-		return 2
-	}
-	return 1
-}
-
-func (k *Kernel) alloc(b *bank, parts [][]gguf.ExpertTensor, used int) error {
-	descs := make([]C.struct_kv_weight_desc, len(parts))
-	for i, tensors := range parts {
-		t := tensors[0]
-		dims := expertDims(t)
-		descs[i] = C.struct_kv_weight_desc{name: C.CString(t.Name), _type: C.int32_t(t.DType), n_dims: C.int32_t(dims)}
-		defer C.free(unsafe.Pointer(descs[i].name))
-		for d := range dims {
-			descs[i].ne[d] = C.int64_t(t.Shape[d])
-		}
-		descs[i].ne[dims-1] = C.int64_t(b.stacked)
-	}
-	// the descriptors hold C strings, so the array itself must be C memory
-	size := C.size_t(len(descs)) * C.sizeof_struct_kv_weight_desc
-	array := (*C.struct_kv_weight_desc)(C.malloc(size))
-	defer C.free(unsafe.Pointer(array))
-	copy(unsafe.Slice(array, len(descs)), descs)
-	b.c = C.kv_bank_new(k.c, array, C.int(len(descs)), C.int(used), C.bool(!k.cfg.NoRepack))
-	if b.c == nil {
-		return fmt.Errorf("no memory for the experts of layer %d on this device", b.layer)
-	}
-	return nil
-}
-
-// held is the number of experts in the ranges.
-func (b *bank) held() int {
-	n := 0
-	for _, r := range b.ranges {
-		n += r.Len()
-	}
-	return n
-}
-
-// read fills the bank, tensor by tensor, through one buffer.
-func (b *bank) read(parts [][]gguf.ExpertTensor) error {
-	var buf []byte
-	for i, tensors := range parts {
-		var total int64
-		for _, t := range tensors {
-			total += t.Bytes
-		}
-		total *= int64(b.stacked) / int64(b.held())
-		if int64(cap(buf)) < total {
-			buf = make([]byte, total)
-		}
-		buf = buf[:total]
-		at := int64(0)
-		for _, t := range tensors {
-			if err := t.ReadInto(buf[at : at+t.Bytes]); err != nil {
-				return err
-			}
-			at += t.Bytes
-		}
-		if b.stacked > b.held() {
-			copy(buf[at:], buf[:at])
-		}
-		C.kv_bank_set(b.c, C.int(i), unsafe.Pointer(&buf[0]), C.size_t(total))
-	}
+	C.kv_memory_trim()
 	return nil
 }
 
 // Bytes is the memory that holds experts.
 func (k *Kernel) Bytes() int64 {
-	var n int64
-	for _, b := range k.banks {
-		n += int64(C.kv_bank_bytes(b.c))
-	}
-	return n
+	return k.sum(func(b *bank) int64 { return int64(C.kv_bank_bytes(b.c)) })
 }
 
 // Repacked is the number of weights in a layout of the backend's own.
 func (k *Kernel) Repacked() int {
-	n := 0
-	for _, b := range k.banks {
-		n += int(C.kv_bank_repacked(b.c))
+	return int(k.sum(func(b *bank) int64 { return int64(C.kv_bank_repacked(b.c)) }))
+}
+
+func (k *Kernel) sum(of func(*bank) int64) (n int64) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for _, banks := range k.banks {
+		for _, b := range banks {
+			n += of(b)
+		}
 	}
 	return n
 }
 
 // SetProgram checks an encoded program against the weights of a layer and
 // returns its number for Compute and its widths in f32. The error names what
-// does not fit.
+// does not fit. It stays set until Forget, whatever is loaded and dropped.
 func (k *Kernel) SetProgram(layer int, program []byte) (prog, rowWidth, outWidth int, err error) {
-	b := k.banks[layer]
-	if b == nil {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if len(k.banks[layer]) == 0 {
 		return 0, 0, 0, fmt.Errorf("layer %d is not loaded here", layer)
 	}
 	prog, same := len(k.programs), 0
 	for i, have := range k.programs {
 		switch {
-		case have.bank == nil:
+		case have.Program == nil:
 			prog = i
-		case have.bank == b && have.encoded == string(program):
-			return i, have.rowWidth, have.outWidth, nil
-		case have.bank == b:
+		case have.layer == layer && have.encoded == string(program):
+			return i, int(have.RowWidth), have.OutWidth(), nil
+		case have.layer == layer:
 			same++
 		}
 	}
 	if same >= maxLayerPrograms {
 		return 0, 0, 0, fmt.Errorf("layer %d: %d programs are set already", layer, same)
 	}
-	p, err := ParseProgram(program)
+	p, err := k.newProgram(layer, program)
 	if err != nil {
 		return 0, 0, 0, err
 	}
+	if prog == len(k.programs) {
+		k.programs = append(k.programs, kernelProgram{})
+	}
+	k.programs[prog] = p
+	return prog, int(p.RowWidth), p.OutWidth(), nil
+}
+
+// newProgram builds a program on every bank of a layer; k.mu is held.
+func (k *Kernel) newProgram(layer int, encoded []byte) (kernelProgram, error) {
+	parsed, err := ParseProgram(encoded)
+	if err != nil {
+		return kernelProgram{}, err
+	}
+	widths := int64(parsed.RowWidth)
+	for _, op := range parsed.Ops {
+		widths += int64(op.Width)
+	}
+	p := kernelProgram{
+		Program: parsed, layer: layer, encoded: string(encoded), maxPairs: int(max(1, maxChunkBytes/(4*widths))),
+	}
+	for _, b := range k.banks[layer] {
+		c, err := k.build(parsed, b)
+		if err != nil {
+			p.free()
+			return kernelProgram{}, fmt.Errorf("layer %d: %w", layer, err)
+		}
+		p.on = append(p.on, programOn{b, c})
+	}
+	return p, nil
+}
+
+// build makes a program on one bank, or says what does not fit.
+func (k *Kernel) build(p *Program, b *bank) (*C.struct_kv_program, error) {
 	if err := p.CheckWeights(b.shapes); err != nil {
-		return 0, 0, 0, fmt.Errorf("layer %d: %w", layer, err)
+		return nil, err
 	}
 	steps := stepsOf(p, b.weight)
 	c := C.kv_program_new(k.c, b.c, &steps[0], C.int(len(steps)), C.int(p.RowWidth))
 	if n := int(C.kv_program_check(c)); n != len(steps) {
 		C.kv_program_free(c)
-		return 0, 0, 0, fmt.Errorf("%w: layer %d: this device cannot compute operation %d of %d", ErrProgram, layer, n, len(steps))
+		return nil, fmt.Errorf("%w: this device cannot compute operation %d of %d", ErrProgram, n, len(steps))
 	}
-	widths := int64(p.RowWidth)
-	for _, op := range p.Ops {
-		widths += int64(op.Width)
+	return c, nil
+}
+
+func (p *kernelProgram) free() {
+	for _, o := range p.on {
+		C.kv_program_free(o.c)
 	}
-	if prog == len(k.programs) {
-		k.programs = append(k.programs, kernelProgram{})
-	}
-	k.programs[prog] = kernelProgram{
-		bank: b, encoded: string(program), c: c,
-		rowWidth: int(p.RowWidth), outWidth: p.OutWidth(), maxPairs: int(max(1, maxChunkBytes/(4*widths))),
-	}
-	return prog, int(p.RowWidth), p.OutWidth(), nil
+	*p = kernelProgram{}
 }
 
 // Forget frees a program that SetProgram returned, however often it did. Its
 // number may be given to another one. A number that is not set is passed over.
 func (k *Kernel) Forget(prog int) {
-	if prog < 0 || prog >= len(k.programs) {
-		return
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.forgetLocked(prog)
+}
+
+func (k *Kernel) forgetLocked(prog int) {
+	if prog >= 0 && prog < len(k.programs) {
+		k.programs[prog].free()
 	}
-	C.kv_program_free(k.programs[prog].c)
-	k.programs[prog] = kernelProgram{}
 }
 
 // Compute fills out[i] = program(rows[row[i]], expert[i]); rows is
 // [·*rowWidth], out [len(row)*outWidth]. Expert ids are the model's.
 func (k *Kernel) Compute(prog int, rows []float32, row, expert []int32, out []float32) error {
-	if prog < 0 || prog >= len(k.programs) || k.programs[prog].bank == nil {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if prog < 0 || prog >= len(k.programs) || k.programs[prog].Program == nil {
 		return fmt.Errorf("program %d is not set", prog)
 	}
 	p := &k.programs[prog]
-	if len(expert) != len(row) || len(out) != len(row)*p.outWidth || len(rows)%p.rowWidth != 0 {
-		return fmt.Errorf("layer %d: %d rows, %d experts, %d floats in and %d out do not fit", p.bank.layer, len(row), len(expert), len(rows), len(out))
+	in, width := int(p.RowWidth), p.OutWidth()
+	if len(expert) != len(row) || len(out) != len(row)*width || len(rows)%in != 0 {
+		return fmt.Errorf("layer %d: %d rows, %d experts, %d floats in and %d out do not fit", p.layer, len(row), len(expert), len(rows), len(out))
 	}
-	k.local = k.local[:0]
+	for i, r := range row {
+		if r < 0 || int(r) >= len(rows)/in {
+			return fmt.Errorf("layer %d: row %d of %d", p.layer, r, len(rows)/in)
+		}
+		if !p.holds(expert[i]) {
+			return fmt.Errorf("layer %d: %w: %d", p.layer, ErrNotLoaded, expert[i])
+		}
+	}
+	for i := range p.on {
+		if err := k.computeOn(p, &p.on[i], rows, row, expert, out); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (b *bank) holds(expert int32) bool {
+	return expert >= 0 && int(expert) < len(b.index) && b.index[expert] >= 0
+}
+
+func (p *kernelProgram) holds(expert int32) bool {
+	for i := range p.on {
+		if p.on[i].bank.holds(expert) {
+			return true
+		}
+	}
+	return false
+}
+
+// computeOn computes the pairs whose experts are in one bank.
+func (k *Kernel) computeOn(p *kernelProgram, on *programOn, rows []float32, row, expert []int32, out []float32) error {
+	s := &k.scratch
+	s.pair, s.row, s.local = s.pair[:0], s.row[:0], s.local[:0]
 	for i, e := range expert {
-		if e < 0 || int(e) >= len(p.bank.index) || p.bank.index[e] < 0 {
-			return fmt.Errorf("layer %d: %w: %d", p.bank.layer, ErrNotLoaded, e)
+		if on.bank.holds(e) {
+			s.pair, s.row, s.local = append(s.pair, int32(i)), append(s.row, row[i]), append(s.local, on.bank.index[e])
 		}
-		if r := row[i]; r < 0 || int(r) >= len(rows)/p.rowWidth {
-			return fmt.Errorf("layer %d: row %d of %d", p.bank.layer, r, len(rows)/p.rowWidth)
-		}
-		k.local = append(k.local, p.bank.index[e])
 	}
-	for at := 0; at < len(row); at += p.maxPairs {
-		n := min(p.maxPairs, len(row)-at)
-		rc := C.kv_program_compute(p.c, (*C.float)(&rows[0]), (*C.int32_t)(&row[at]), (*C.int32_t)(&k.local[at]),
-			C.int(n), (*C.float)(&out[at*p.outWidth]))
+	width := p.OutWidth()
+	to, some := out, len(s.pair) < len(row)
+	if some {
+		s.out = slices.Grow(s.out[:0], len(s.pair)*width)[:len(s.pair)*width]
+		to = s.out
+	}
+	for at := 0; at < len(s.pair); at += p.maxPairs {
+		n := min(p.maxPairs, len(s.pair)-at)
+		rc := C.kv_program_compute(on.c, (*C.float)(&rows[0]), (*C.int32_t)(&s.row[at]), (*C.int32_t)(&s.local[at]),
+			C.int(n), (*C.float)(&to[at*width]))
 		if rc != 0 {
-			return fmt.Errorf("layer %d: the backend failed with status %d", p.bank.layer, int(rc))
+			return fmt.Errorf("layer %d: the backend failed with status %d", p.layer, int(rc))
+		}
+	}
+	if some {
+		for i, pair := range s.pair {
+			copy(out[int(pair)*width:][:width], s.out[i*width:])
 		}
 	}
 	return nil

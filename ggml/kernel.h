@@ -44,6 +44,10 @@ void               kv_kernel_free(struct kv_kernel * k);
 // used: experts per token, with which backends are asked whether they can.
 struct kv_bank * kv_bank_new(struct kv_kernel * k, const struct kv_weight_desc * w, int n, int used, bool repack);
 void             kv_bank_free(struct kv_bank * b);
+// The bytes of such a bank, 0 without memory to tell.
+size_t           kv_bank_plan(struct kv_kernel * k, const struct kv_weight_desc * w, int n, int used, bool repack);
+// Gives memory that was freed back to the system.
+void             kv_memory_trim(void);
 // Sets all bytes of weight i.
 void             kv_bank_set(struct kv_bank * b, int i, const void * data, size_t size);
 size_t           kv_bank_bytes(const struct kv_bank * b);

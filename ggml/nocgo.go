@@ -35,6 +35,13 @@ func (*Model) Tokenize(string, bool, bool) ([]Token, error) { return nil, ErrNoL
 func (*Context) Decode(context.Context, *Batch) error       { return ErrNoLibrary }
 func (*Kernel) Load(*gguf.Model, int, ...gguf.Range) error  { return ErrNoLibrary }
 func (*Kernel) LoadSlices(*gguf.Model, ...gguf.Slice) error { return ErrNoLibrary }
+func (*Kernel) DropSlice(gguf.Slice) error                  { return ErrNoLibrary }
+func (*Kernel) LoadSlice(context.Context, *gguf.Model, gguf.Slice) error {
+	return ErrNoLibrary
+}
+func (*Kernel) SliceBytes(*gguf.Model, gguf.Slice) (held, passing int64, err error) {
+	return 0, 0, ErrNoLibrary
+}
 func (*Kernel) SetProgram(int, []byte) (int, int, int, error) {
 	return 0, 0, 0, ErrNoLibrary
 }

@@ -1,0 +1,237 @@
+//go:build cgo
+
+package ggml
+
+/*
+#include <stdlib.h>
+#include "kernel.h"
+*/
+import "C"
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"unsafe"
+
+	"kvasird/ggml/gguf"
+	"kvasird/ggml/tensor"
+)
+
+// bank is some of a layer's experts, stacked in the order of the ranges. It is
+// loaded and dropped in one piece and does not change in between.
+type bank struct {
+	c       *C.struct_kv_bank
+	layer   int
+	ranges  []gguf.Range
+	index   []int32 // expert id → row of the bank, -1 = not held
+	stacked int     // rows of the bank
+	weight  map[string]int
+	shapes  map[string]WeightShape
+	parts   [][]gguf.ExpertTensor // by weight: the part of each range
+}
+
+// planBank lists what a bank of some ranges of a layer would hold.
+func planBank(m *gguf.Model, layer int, ranges []gguf.Range) (*bank, error) {
+	b := &bank{layer: layer, ranges: ranges, index: make([]int32, m.Experts()), weight: map[string]int{}, shapes: map[string]WeightShape{}}
+	for i := range b.index {
+		b.index[i] = -1
+	}
+	next := int32(0)
+	for _, r := range ranges {
+		tensors, err := m.ExpertTensors(layer, r)
+		if err != nil {
+			return nil, err
+		}
+		for e := r.Begin; e < r.End; e++ {
+			if b.index[e] >= 0 {
+				return nil, fmt.Errorf("layer %d: expert %d is in two ranges", layer, e)
+			}
+			b.index[e] = next
+			next++
+		}
+		if err := b.add(tensors); err != nil {
+			return nil, err
+		}
+	}
+	if len(b.parts) == 0 || len(b.parts) > C.KV_KERNEL_MAX_WEIGHTS {
+		return nil, fmt.Errorf("layer %d has %d expert tensors, 1 to %d can be used", layer, len(b.parts), int(C.KV_KERNEL_MAX_WEIGHTS))
+	}
+	b.stacked = int(next)
+	if next == 1 && m.Experts() > 1 {
+		b.stacked = 2 // backends have other layouts and sums for a matrix that is not stacked: it is held twice
+	}
+	return b, nil
+}
+
+// add takes in the tensors of one range.
+func (b *bank) add(tensors []gguf.ExpertTensor) error {
+	for _, t := range tensors {
+		name, ok := bankWeight(t.Name, b.layer)
+		if !ok {
+			continue
+		}
+		if strings.HasSuffix(name, ".weight") && !multiplies(t.DType) {
+			return fmt.Errorf("%s is of type %v: experts must be of a type that can be multiplied", t.Name, t.DType)
+		}
+		i, ok := b.weight[name]
+		if !ok {
+			i = len(b.parts)
+			b.weight[name], b.shapes[name] = i, weightShape(name, t)
+			b.parts = append(b.parts, nil)
+		}
+		b.parts[i] = append(b.parts[i], t)
+	}
+	return nil
+}
+
+// bankWeight is the name after "blk.L." of a tensor that programs can read.
+func bankWeight(name string, layer int) (string, bool) {
+	rest, ok := strings.CutPrefix(name, fmt.Sprintf("blk.%d.", layer))
+	return rest, ok && !strings.Contains(rest, "_chexps.") && !strings.HasSuffix(rest, ".input_scale")
+}
+
+// multiplies says whether t is a type of weights. The CPU backend says of every
+// type that it supports it, and calls a nil function for the others.
+func multiplies(t tensor.DType) bool {
+	return t == tensor.F32 || C.ggml_get_type_traits(C.enum_ggml_type(t)).to_float != nil
+}
+
+func weightShape(name string, t gguf.ExpertTensor) WeightShape {
+	switch {
+	case strings.HasSuffix(name, ".weight"):
+		return WeightShape{In: int(t.Shape[0]), Out: int(t.Shape[1]), Dims: 3}
+	case t.DType != tensor.F32: // ggml adds and picks from f32 only
+		return WeightShape{}
+	case strings.HasSuffix(name, ".bias"):
+		return WeightShape{In: 1, Out: int(t.Shape[0]), Dims: 2}
+	}
+	return WeightShape{In: 1, Out: 1, Dims: 1}
+}
+
+// expertDims is the number of dimensions of a tensor by what it is for.
+func expertDims(t gguf.ExpertTensor) int {
+	switch {
+	case strings.HasSuffix(t.Name, ".weight"):
+		return 3
+	case strings.HasSuffix(t.Name, ".bias"):
+		return 2
+	}
+	return 1
+}
+
+// describe gives use the weights as C knows them, for as long as it runs.
+func (b *bank) describe(use func(descs *C.struct_kv_weight_desc, n C.int)) {
+	descs := make([]C.struct_kv_weight_desc, len(b.parts))
+	for i, tensors := range b.parts {
+		t := tensors[0]
+		dims := expertDims(t)
+		descs[i] = C.struct_kv_weight_desc{name: C.CString(t.Name), _type: C.int32_t(t.DType), n_dims: C.int32_t(dims)}
+		defer C.free(unsafe.Pointer(descs[i].name))
+		for d := range dims {
+			descs[i].ne[d] = C.int64_t(t.Shape[d])
+		}
+		descs[i].ne[dims-1] = C.int64_t(b.stacked)
+	}
+	// the descriptors hold C strings, so the array itself must be C memory
+	size := C.size_t(len(descs)) * C.sizeof_struct_kv_weight_desc
+	array := (*C.struct_kv_weight_desc)(C.malloc(size))
+	defer C.free(unsafe.Pointer(array))
+	copy(unsafe.Slice(array, len(descs)), descs)
+	use(array, C.int(len(descs)))
+}
+
+// bytes is what k needs to hold the bank.
+func (b *bank) bytes(k *Kernel) (n int64) {
+	b.describe(func(descs *C.struct_kv_weight_desc, count C.int) {
+		n = int64(C.kv_bank_plan(k.c, descs, count, C.int(k.used), C.bool(!k.cfg.NoRepack)))
+	})
+	return n
+}
+
+// alloc makes room for the bank.
+func (b *bank) alloc(k *Kernel) error {
+	b.describe(func(descs *C.struct_kv_weight_desc, count C.int) {
+		b.c = C.kv_bank_new(k.c, descs, count, C.int(k.used), C.bool(!k.cfg.NoRepack))
+	})
+	if b.c == nil {
+		return fmt.Errorf("no memory for the experts of layer %d on this device", b.layer)
+	}
+	return nil
+}
+
+// held is the number of experts in the ranges.
+func (b *bank) held() int {
+	n := 0
+	for _, r := range b.ranges {
+		n += r.Len()
+	}
+	return n
+}
+
+// tensorBytes is the size of weight i in the file's layout.
+func (b *bank) tensorBytes(i int) (total int64) {
+	for _, t := range b.parts[i] {
+		total += t.Bytes
+	}
+	return total * int64(b.stacked) / int64(b.held())
+}
+
+// largest is the size of the largest weight: what reading the bank needs beside it.
+func (b *bank) largest() (most int64) {
+	for i := range b.parts {
+		most = max(most, b.tensorBytes(i))
+	}
+	return most
+}
+
+// read fills the bank, tensor by tensor, through one buffer, which is C memory so
+// that it is given back when it is no longer used.
+func (b *bank) read(ctx context.Context) error {
+	space := C.malloc(C.size_t(b.largest()))
+	if space == nil {
+		return fmt.Errorf("no memory to read the experts of layer %d: %d bytes", b.layer, b.largest())
+	}
+	defer C.free(space)
+	for i, tensors := range b.parts {
+		total := b.tensorBytes(i)
+		buf := unsafe.Slice((*byte)(space), total)
+		at := int64(0)
+		for _, t := range tensors {
+			if ctx.Err() != nil {
+				return context.Cause(ctx)
+			}
+			if err := t.ReadInto(buf[at : at+t.Bytes]); err != nil {
+				return err
+			}
+			at += t.Bytes
+		}
+		if b.stacked > b.held() {
+			copy(buf[at:], buf[:at])
+		}
+		C.kv_bank_set(b.c, C.int(i), space, C.size_t(total))
+	}
+	return nil
+}
+
+func freeBanks(banks []*bank) {
+	for _, b := range banks {
+		C.kv_bank_free(b.c)
+		b.c = nil
+	}
+}
+
+// mergeRanges gives the same indices in ascending ranges that do not touch.
+func mergeRanges(ranges []gguf.Range) []gguf.Range {
+	slices.SortFunc(ranges, func(a, b gguf.Range) int { return a.Begin - b.Begin })
+	var out []gguf.Range
+	for _, r := range ranges {
+		if n := len(out); n > 0 && r.Begin <= out[n-1].End {
+			out[n-1].End = max(out[n-1].End, r.End)
+			continue
+		}
+		out = append(out, r)
+	}
+	return out
+}
