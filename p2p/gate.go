@@ -40,6 +40,9 @@ func (h *Host) Hello(ctx context.Context, ai peer.AddrInfo) (*Peer, error) {
 	if err != nil {
 		return nil, err
 	}
+	if v := h.standings.refusal(ai.ID); v.Field != "" {
+		return nil, &RefusedError{Peer: ai.ID, Field: v.Field, Want: v.Want, Got: v.Got}
+	}
 	defer h.greetings.keepFor(ai.ID)()
 	dialCtx, cancel := context.WithTimeout(network.WithAllowLimitedConn(ctx, "hello"), h.cfg.HelloTimeout)
 	defer cancel()
@@ -165,15 +168,18 @@ func (h *Host) exchange(s network.Stream) (*Peer, error) {
 		return nil, err
 	}
 	ours, said := h.ownHello()
-	theirs, err := judgeEachOther(s, ours, id)
+	theirs, err := judgeEachOther(s, ours, id, h.standings.refusal(id))
 	if err != nil {
 		return nil, err
 	}
 	p := h.peers.pass(theirs, via)
-	// disconnected may have run before pass.
+	// disconnected, or a cut for a fault, may have come before pass.
 	if via.IsClosed() {
 		h.peers.lose(id, via)
 		return nil, fmt.Errorf("peer %s disconnected", id)
+	}
+	if v := h.standings.refusal(id); v.Field != "" {
+		return nil, &RefusedError{Peer: id, Field: v.Field, Want: v.Want, Got: v.Got}
 	}
 	if !h.upToDate(said) {
 		h.rehello(id)
@@ -181,8 +187,9 @@ func (h *Host) exchange(s network.Stream) (*Peer, error) {
 	return p, nil
 }
 
-// judgeEachOther exchanges records and verdicts.
-func judgeEachOther(s network.Stream, ours Hello, id peer.ID) (Hello, error) {
+// judgeEachOther exchanges records and verdicts. A refusal that is not empty is given
+// whatever the peer says.
+func judgeEachOther(s network.Stream, ours Hello, id peer.ID, refusal verdict) (Hello, error) {
 	w, r := NewFrameWriter(s, maxHello), NewFrameReader(s, maxHello)
 	record, err := encodeHello(ours)
 	if err != nil {
@@ -199,7 +206,10 @@ func judgeEachOther(s network.Stream, ours Hello, id peer.ID) (Hello, error) {
 	if err != nil {
 		return Hello{}, err
 	}
-	v := judge(ours, theirs, id)
+	v := refusal
+	if v.Field == "" {
+		v = judge(ours, theirs, id)
+	}
 	tv, err := exchangeVerdicts(w, r, v)
 	switch {
 	case v.Field != "":

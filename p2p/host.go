@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/libp2p/go-libp2p"
+	"github.com/libp2p/go-libp2p/core/connmgr"
 	"github.com/libp2p/go-libp2p/core/host"
 	"github.com/libp2p/go-libp2p/core/network"
 	"github.com/libp2p/go-libp2p/core/peer"
@@ -41,11 +42,12 @@ var (
 
 // Host is this node among its peers. It comes from New, works from Start to Close.
 type Host struct {
-	cfg     Config
-	events  *notifier
-	peers   *registry
-	keepers []*keeper
-	lanes   *laneServer
+	cfg       Config
+	standings *standings
+	events    *notifier
+	peers     *registry
+	keepers   []*keeper
+	lanes     *laneServer
 
 	greetings greetings
 
@@ -68,6 +70,7 @@ func New(cfg Config) (*Host, error) {
 	}
 	h := &Host{cfg: cfg, caps: &cfg.Capabilities, handlers: make(map[string]Handler), events: newNotifier()}
 	h.peers = newRegistry(h.events)
+	h.standings = newStandings()
 	h.greetings.underWay, h.greetings.kept = make(map[network.Conn]*greeting), make(map[peer.ID]int)
 	h.greetings.left = h.greetLeft
 	for _, ai := range cfg.peers {
@@ -101,7 +104,7 @@ func (h *Host) start() error {
 	case h.node != nil:
 		return errStarted
 	}
-	node, err := newNode(&h.cfg)
+	node, err := newNode(&h.cfg, doorkeeper{h.standings})
 	if err != nil {
 		return fmt.Errorf("p2p: %w", err)
 	}
@@ -129,7 +132,7 @@ func (h *Host) start() error {
 }
 
 // newNode makes the libp2p host, not listening yet.
-func newNode(cfg *Config) (host.Host, error) {
+func newNode(cfg *Config, door connmgr.ConnectionGater) (host.Host, error) {
 	limits, err := newResourceManager(cfg.Limits)
 	if err != nil {
 		return nil, err
@@ -149,6 +152,7 @@ func newNode(cfg *Config) (host.Host, error) {
 		libp2p.SwarmOpts(swarm.WithDialRanker(rankDials)),
 		libp2p.WithDialTimeout(cfg.HelloTimeout),
 		libp2p.ResourceManager(limits),
+		libp2p.ConnectionGater(door),
 		libp2p.DisableRelay(),
 		libp2p.DisableMetrics(),
 		libp2p.Ping(false),
