@@ -1,9 +1,11 @@
 package p2p
 
 import (
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/http"
 	"regexp"
 	"slices"
 	"time"
@@ -24,13 +26,35 @@ type Config struct {
 	// Capabilities at the start; see Host.SetCapabilities.
 	Capabilities Capabilities
 
-	Listen []string // multiaddrs; nil: TCP and QUIC on free ports of 127.0.0.1
+	// Listen holds multiaddrs: /ip4/0.0.0.0/tcp/4001, …/udp/4001/quic-v1, …/tcp/4001/ws,
+	// …/tcp/443/tls/ws. nil: TCP and QUIC on free ports of 127.0.0.1.
+	Listen []string
 	// LaneListen is host:port of the lane listener. Peers dial the port at the address
 	// where the node is connected, so it must listen there too. "": a free port of
 	// 127.0.0.1.
 	LaneListen string
 	NoLane     bool     // neither listen for lanes nor dial them
 	Peers      []string // multiaddrs with /p2p/ID, to be kept connected
+
+	// Bootstrap are nodes by which this one finds others, Relays nodes through which it
+	// can be reached when it cannot be directly. Both are multiaddrs with /p2p/ID and are
+	// kept connected. This node itself may be among them.
+	Bootstrap []string
+	Relays    []string
+	MDNS      bool // find peers on the local network
+	DHT       bool // find peers and providers through other peers; Provide needs it
+	// MaxPeers bounds for how many peers this node looks; who comes by itself is let in
+	// all the same. 0: 128.
+	MaxPeers int
+	Remember string // file of good peers, to come back without a bootstrap; "": none
+
+	Reach    Reach    // "": ReachAuto
+	Relay    bool     // carry the traffic of members that cannot be reached directly
+	Announce []string // multiaddrs under which a proxy passes connections on to this node
+	// TLS is for the listeners …/tls/ws, which need a certificate. Its RootCAs, when set,
+	// are the authorities of such listeners of others.
+	TLS  *tls.Config
+	HTTP http.Handler // serves plain HTTP requests that reach a …/ws listener; nil: 404
 
 	// Spin is how long a read on a lane looks at the socket before its goroutine is
 	// parked. 0: the default, 50 µs; negative: never.
@@ -39,9 +63,18 @@ type Config struct {
 	Limits       Limits
 	Logger       *slog.Logger // nil: silent
 
-	peers  []peer.AddrInfo
-	listen []ma.Multiaddr
+	peers, bootstrap, relays []peer.AddrInfo
+	listen, announce         []ma.Multiaddr
 }
+
+// Reach says whether others can connect to this node.
+type Reach string
+
+const (
+	ReachAuto    Reach = "auto"    // peers are asked to try
+	ReachPublic  Reach = "public"  // they can
+	ReachPrivate Reach = "private" // they cannot: behind NAT or a firewall, by relays only
+)
 
 // Limits bound what peers can take. Zero values stand for the defaults.
 type Limits struct {
@@ -57,6 +90,7 @@ const (
 	defaultHelloTimeout = 10 * time.Second
 	defaultSpin         = 50 * time.Microsecond
 	maxSpin             = 10 * time.Millisecond
+	defaultMaxPeers     = 128
 )
 
 var (
@@ -90,6 +124,9 @@ func (c *Config) validate() error {
 	if err := c.parseAddresses(); err != nil {
 		return err
 	}
+	if err := c.validateReach(); err != nil {
+		return err
+	}
 	hello := c.hello(c.Capabilities, 0)
 	_, err := encodeHello(hello)
 	if err != nil {
@@ -111,9 +148,47 @@ func (c *Config) fillDefaults() {
 	if c.HelloTimeout == 0 {
 		c.HelloTimeout = defaultHelloTimeout
 	}
+	if c.Reach == "" {
+		c.Reach = ReachAuto
+	}
+	setDefault(&c.MaxPeers, defaultMaxPeers)
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}
+}
+
+// validateReach refuses what contradicts itself.
+func (c *Config) validateReach() error {
+	switch c.Reach {
+	case ReachAuto, ReachPublic, ReachPrivate:
+	default:
+		return fmt.Errorf("p2p: reach %q: want %q, %q or %q", c.Reach, ReachAuto, ReachPublic, ReachPrivate)
+	}
+	if c.Relay && c.Reach == ReachPrivate {
+		return errors.New("p2p: a node that cannot be reached cannot be a relay: set reach to public, or relay to false")
+	}
+	if c.MaxPeers < 0 {
+		return fmt.Errorf("p2p: at most %d peers: want a positive number", c.MaxPeers)
+	}
+	web := false
+	for _, a := range c.listen {
+		_, isWS := protocolOf(a, ma.P_WS)
+		_, isWSS := protocolOf(a, ma.P_WSS)
+		_, isTLS := protocolOf(a, ma.P_TLS)
+		web = web || isWS || isWSS
+		if (isWSS || isWS && isTLS) && c.TLS == nil {
+			return fmt.Errorf("p2p: listen address %s needs a TLS certificate: give one, or listen on …/ws behind a proxy that has one", a)
+		}
+	}
+	if c.HTTP != nil && !web {
+		return errors.New("p2p: plain HTTP is served on websocket listeners only: add one like /ip4/0.0.0.0/tcp/443/tls/ws")
+	}
+	return nil
+}
+
+func protocolOf(a ma.Multiaddr, code int) (string, bool) {
+	v, err := a.ValueForProtocol(code)
+	return v, err == nil
 }
 
 func (c *Config) parseAddresses() error {
@@ -124,22 +199,47 @@ func (c *Config) parseAddresses() error {
 		}
 		c.listen = append(c.listen, a)
 	}
-	for _, s := range c.Peers {
-		ai, err := ParsePeer(s)
+	for _, s := range c.Announce {
+		a, err := ma.NewMultiaddr(s)
 		if err != nil {
-			return err
+			return fmt.Errorf("p2p: announced address %q: %v: want one like /dns4/example.org/tcp/443/tls/ws", s, err)
 		}
-		if ai.ID == c.Identity.id {
+		c.announce = append(c.announce, a)
+	}
+	for _, s := range c.Peers {
+		if ai, err := ParsePeer(s); err == nil && ai.ID == c.Identity.id {
 			return fmt.Errorf("p2p: peer %q is this node itself", s)
 		}
-		same := slices.IndexFunc(c.peers, func(p peer.AddrInfo) bool { return p.ID == ai.ID })
-		if same < 0 {
-			c.peers = append(c.peers, ai)
-		} else {
-			c.peers[same].Addrs = append(c.peers[same].Addrs, ai.Addrs...)
+	}
+	var err error
+	if c.peers, err = c.parsePeers(c.Peers); err != nil {
+		return err
+	}
+	if c.bootstrap, err = c.parsePeers(c.Bootstrap); err != nil {
+		return err
+	}
+	c.relays, err = c.parsePeers(c.Relays)
+	return err
+}
+
+// parsePeers reads addresses, puts those of one peer together, and leaves this node out.
+func (c *Config) parsePeers(list []string) ([]peer.AddrInfo, error) {
+	var out []peer.AddrInfo
+	for _, s := range list {
+		ai, err := ParsePeer(s)
+		if err != nil {
+			return nil, err
+		}
+		same := slices.IndexFunc(out, func(p peer.AddrInfo) bool { return p.ID == ai.ID })
+		switch {
+		case ai.ID == c.Identity.id:
+		case same < 0:
+			out = append(out, ai)
+		default:
+			out[same].Addrs = append(out[same].Addrs, ai.Addrs...)
 		}
 	}
-	return nil
+	return out, nil
 }
 
 // ParsePeer reads a peer's address, a multiaddr that ends in /p2p/ID.

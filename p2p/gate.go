@@ -168,6 +168,9 @@ func (h *Host) exchange(s network.Stream) (*Peer, error) {
 		return nil, err
 	}
 	ours, said := h.ownHello()
+	if isRelayed(via) {
+		ours.Addrs = h.directAddrs()
+	}
 	theirs, err := judgeEachOther(s, ours, id, h.standings.refusal(id))
 	if err != nil {
 		return nil, err

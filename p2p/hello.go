@@ -29,6 +29,8 @@ import (
 //	         5 runtime pack, text               6 protocols, list of "name/version"
 //	         7 backends, list of {1 name, 2 device, 3 accumulation precision}
 //	         8 models, list of model ids        9 TCP port of the lane listener, 0 none
+//	        12 list of multiaddrs where it listens: in a hello through a relay, so that the
+//	           other side can try to do without the relay
 //	verdict: {} accepted, or 1 field, 2 want, 3 got, text
 const (
 	helloVersion = 1
@@ -42,6 +44,7 @@ const (
 	maxProtocols = 32
 	maxBackends  = 16
 	maxModels    = 64
+	maxAddrs     = 8
 )
 
 // Backend is a place where a node computes: a capability, never a reason to refuse.
@@ -68,6 +71,7 @@ type Hello struct {
 	Backends  []Backend `cbor:"7,keyasint"`
 	Models    []string  `cbor:"8,keyasint"`
 	LanePort  uint16    `cbor:"9,keyasint"` // TCP; 0: no lanes
+	Addrs     []string  `cbor:"12,keyasint,omitempty"`
 }
 
 // RefusedError says that one side refused the other. Errors of both sides name the same
@@ -147,7 +151,10 @@ func (h *Hello) check() error {
 		return fmt.Errorf("%d protocols, %d backends, %d models: at most %d, %d, %d",
 			len(h.Protocols), len(h.Backends), len(h.Models), maxProtocols, maxBackends, maxModels)
 	}
-	text := slices.Concat([]string{h.Agent, h.Network, h.Pack}, h.Protocols, h.Models)
+	if len(h.Addrs) > maxAddrs {
+		return fmt.Errorf("%d addresses, at most %d", len(h.Addrs), maxAddrs)
+	}
+	text := slices.Concat([]string{h.Agent, h.Network, h.Pack}, h.Protocols, h.Models, h.Addrs)
 	for _, b := range h.Backends {
 		text = append(text, b.Name, b.Device, b.Accumulate)
 	}

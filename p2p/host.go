@@ -9,30 +9,14 @@ import (
 	"sync"
 	"time"
 
-	"github.com/libp2p/go-libp2p"
-	"github.com/libp2p/go-libp2p/core/connmgr"
+	"github.com/libp2p/go-libp2p-kad-dht"
 	"github.com/libp2p/go-libp2p/core/host"
 	"github.com/libp2p/go-libp2p/core/network"
 	"github.com/libp2p/go-libp2p/core/peer"
-	"github.com/libp2p/go-libp2p/p2p/muxer/yamux"
-	"github.com/libp2p/go-libp2p/p2p/net/swarm"
-	"github.com/libp2p/go-libp2p/p2p/security/noise"
-	libp2ptls "github.com/libp2p/go-libp2p/p2p/security/tls"
-	"github.com/libp2p/go-libp2p/p2p/transport/quic"
-	"github.com/libp2p/go-libp2p/p2p/transport/tcp"
-	ma "github.com/multiformats/go-multiaddr"
-	manet "github.com/multiformats/go-multiaddr/net"
 )
 
-const (
-	// A dead host is noticed after about their sum. Lower values lose connections of
-	// busy machines.
-	yamuxKeepAlive    = 10 * time.Second
-	yamuxWriteTimeout = 10 * time.Second
-
-	// closeTimeout is how long Close waits for handlers to return.
-	closeTimeout = 10 * time.Second
-)
+// closeTimeout is how long Close waits for handlers to return.
+const closeTimeout = 10 * time.Second
 
 var (
 	errStarted = errors.New("p2p: host was started already")
@@ -50,6 +34,16 @@ type Host struct {
 	lanes     *laneServer
 
 	greetings greetings
+	outlook   outlook
+	meeter    *meeter
+	providers *providers
+	memory    *memory
+	listening chan struct{} // closed when all listeners but that of lanes are up
+
+	// Made by Start; nil when they are off.
+	dht   *dht.IpfsDHT
+	mdns  *mdns
+	relay *relayService
 
 	closeOnce sync.Once
 	closeErr  error
@@ -73,11 +67,19 @@ func New(cfg Config) (*Host, error) {
 	h.standings = newStandings()
 	h.greetings.underWay, h.greetings.kept = make(map[network.Conn]*greeting), make(map[peer.ID]int)
 	h.greetings.left = h.greetLeft
-	for _, ai := range cfg.peers {
-		h.keepers = append(h.keepers, newKeeper(h, ai))
+	h.meeter, h.providers, h.memory = newMeeter(h), newProviders(), &memory{h: h}
+	h.listening = make(chan struct{})
+	if h.looks() {
+		h.events.watch(h.meeter)
 	}
+	h.addKeepers(cfg.peers, true)
+	h.addKeepers(cfg.bootstrap, false)
+	h.addKeepers(cfg.relays, false)
 	return h, nil
 }
+
+// looks reports whether this node looks for peers that it was not told of.
+func (h *Host) looks() bool { return h.cfg.DHT || h.cfg.MDNS || h.cfg.Remember != "" }
 
 // ID is the own peer id.
 func (h *Host) ID() peer.ID { return h.cfg.Identity.id }
@@ -104,23 +106,60 @@ func (h *Host) start() error {
 	case h.node != nil:
 		return errStarted
 	}
-	node, err := newNode(&h.cfg, doorkeeper{h.standings})
+	node, err := h.newNode()
 	if err != nil {
 		return fmt.Errorf("p2p: %w", err)
 	}
 	h.node = node
+	ctx, cancel := context.WithCancel(context.Background())
+	h.cancel = cancel
 	// All handlers are there before the first listener.
 	h.handleHello()
 	for name, handler := range h.handlers {
 		h.setStreamHandler(name, handler)
 	}
 	node.Network().Notify(&network.NotifyBundle{ConnectedF: h.connected, DisconnectedF: h.disconnected})
+	if err := h.startServices(ctx); err != nil {
+		return fmt.Errorf("p2p: %w", err)
+	}
 	if err := h.listen(); err != nil {
 		return err
 	}
-	ctx, cancel := context.WithCancel(context.Background())
-	h.cancel = cancel
+	h.startLoops(ctx)
+	return h.seekRelays()
+}
+
+// startServices starts what serves others, before they can connect.
+func (h *Host) startServices(ctx context.Context) error {
+	err := h.subscribe(ctx)
+	if err == nil && h.cfg.DHT {
+		h.dht, err = newDHT(h)
+	}
+	if err == nil && h.cfg.Relay {
+		h.relay, err = newRelayService(h)
+	}
+	if err == nil && h.cfg.Remember != "" {
+		h.recall()
+	}
+	return err
+}
+
+// recall has good peers of former times met again.
+func (h *Host) recall() {
+	good, err := readRemembered(h.cfg.Remember, h.cfg.Network)
+	if err != nil {
+		h.cfg.Logger.Warn("good peers of before are not known", "err", err)
+	}
+	h.memory.good = good
+	for _, g := range good {
+		h.meeter.add(g.info)
+	}
+}
+
+// startLoops starts what acts by itself, once the listeners are up.
+func (h *Host) startLoops(ctx context.Context) {
 	h.wg.Go(func() { h.sweep(ctx) })
+	h.wg.Go(func() { h.upgradeLoop(ctx) })
 	h.wg.Go(func() { h.events.run(ctx.Done()) })
 	if h.lanes != nil {
 		h.wg.Go(func() { h.lanes.run(ctx) })
@@ -128,47 +167,37 @@ func (h *Host) start() error {
 	for _, k := range h.keepers {
 		h.wg.Go(func() { k.run(ctx) })
 	}
-	return nil
-}
-
-// newNode makes the libp2p host, not listening yet.
-func newNode(cfg *Config, door connmgr.ConnectionGater) (host.Host, error) {
-	limits, err := newResourceManager(cfg.Limits)
-	if err != nil {
-		return nil, err
+	if h.looks() {
+		h.wg.Go(func() { h.meeter.run(ctx) })
 	}
-	mux := *yamux.DefaultTransport
-	mux.KeepAliveInterval = yamuxKeepAlive
-	mux.ConnectionWriteTimeout = yamuxWriteTimeout
-	return libp2p.New(
-		libp2p.Identity(cfg.Identity.key),
-		libp2p.UserAgent(cfg.Agent),
-		libp2p.NoListenAddrs,
-		libp2p.Transport(tcp.NewTCPTransport),
-		libp2p.Transport(libp2pquic.NewTransport),
-		libp2p.Security(libp2ptls.ID, libp2ptls.New),
-		libp2p.Security(noise.ID, noise.New),
-		libp2p.Muxer(yamux.ID, &mux),
-		libp2p.SwarmOpts(swarm.WithDialRanker(rankDials)),
-		libp2p.WithDialTimeout(cfg.HelloTimeout),
-		libp2p.ResourceManager(limits),
-		libp2p.ConnectionGater(door),
-		libp2p.DisableRelay(),
-		libp2p.DisableMetrics(),
-		libp2p.Ping(false),
-	)
+	if h.cfg.Remember != "" {
+		h.wg.Go(func() { h.memory.run(ctx) })
+	}
+	if h.cfg.MDNS {
+		h.mdns = &mdns{h: h, found: h.meeter.add}
+		h.wg.Go(func() { h.mdns.run(ctx) })
+	}
+	if h.dht == nil {
+		return
+	}
+	h.providers.keys[MemberKey] = &provided{pause: provideRetry}
+	if h.cfg.Relay {
+		h.providers.keys[RelayKey] = &provided{pause: provideRetry}
+	}
+	h.wg.Go(func() { h.provideLoop(ctx) })
+	h.wg.Go(func() { h.meeter.lookup(ctx) })
 }
 
 func (h *Host) listen() error {
+	if err := checkFree(h.cfg.listen); err != nil {
+		return err
+	}
 	for _, a := range h.cfg.listen {
-		err := checkFree(a)
-		if err == nil {
-			err = h.node.Network().Listen(a)
-		}
-		if err != nil {
+		if err := h.node.Network().Listen(a); err != nil {
 			return fmt.Errorf("p2p: listen on %s: %v: is another program using the port?", a, err)
 		}
 	}
+	close(h.listening)
 	if h.cfg.NoLane {
 		return nil
 	}
@@ -178,19 +207,6 @@ func (h *Host) listen() error {
 	}
 	h.lanes, err = newLaneServer(h, l)
 	return err
-}
-
-// checkFree fails when another program listens on a TCP address. libp2p, which dials from
-// the port on which it listens, would share it and get some of the other's connections.
-func checkFree(a ma.Multiaddr) error {
-	if _, err := a.ValueForProtocol(ma.P_TCP); err != nil {
-		return nil
-	}
-	l, err := manet.Listen(a)
-	if err != nil {
-		return err
-	}
-	return l.Close()
 }
 
 // Close ends all connections, waits for handlers and loops, and returns the same error
@@ -209,9 +225,19 @@ func (h *Host) close() error {
 	if lanes != nil {
 		errs = append(errs, lanes.close())
 	}
+	var good []goodPeer
+	if node != nil {
+		good = h.goodPeers()
+	}
 	h.peers.loseAll()
 	if cancel != nil {
 		cancel()
+	}
+	if h.dht != nil {
+		errs = append(errs, h.dht.Close())
+	}
+	if h.relay != nil {
+		errs = append(errs, h.relay.service.Close())
 	}
 	if node != nil {
 		errs = append(errs, node.Close())
@@ -225,6 +251,10 @@ func (h *Host) close() error {
 	case <-done:
 	case <-time.After(closeTimeout):
 		errs = append(errs, fmt.Errorf("p2p: a stream handler or watcher did not return within %v", closeTimeout))
+		return errors.Join(errs...)
+	}
+	if h.cfg.Remember != "" {
+		h.memory.save(good)
 	}
 	return errors.Join(errs...)
 }

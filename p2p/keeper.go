@@ -12,10 +12,12 @@ import (
 	"github.com/libp2p/go-libp2p/core/peer"
 )
 
-// Pause between attempts to reach a peer: it doubles from the first to the second.
+// Pause between attempts to reach a peer: it doubles from the first to the second. A
+// bootstrap or relay has many that want to reach it: to the third.
 const (
-	firstBackoff = 200 * time.Millisecond
-	maxBackoff   = 5 * time.Second
+	firstBackoff   = 200 * time.Millisecond
+	maxBackoff     = 5 * time.Second
+	maxBackoffFind = 20 * time.Second
 )
 
 // State is where the connection to a peer stands.
@@ -33,17 +35,21 @@ type PeerStatus struct {
 	ID         peer.ID
 	Configured bool
 	State      State
-	Err        error     // why not connected, of the latest attempt; nil before it
-	Since      time.Time // of State, for configured peers
-	Peer       *Peer     // nil unless connected
-	Streams    int       // open, both directions
+	Err        error         // why not connected, of the latest attempt; nil before it
+	Since      time.Time     // of State, for configured peers
+	Peer       *Peer         // nil unless connected
+	Path       Path          // "" unless connected
+	RTT        time.Duration // smoothed; 0: not measured yet
+	Streams    int           // open, both directions
 	Lanes      int
 }
 
-// keeper connects to a configured peer for ever.
+// keeper connects to a configured peer, a bootstrap or a relay for ever.
 type keeper struct {
-	h      *Host
-	target peer.AddrInfo
+	h          *Host
+	target     peer.AddrInfo
+	configured bool // in Config.Peers
+	maxPause   time.Duration
 
 	mu    sync.Mutex // guards what follows
 	state State
@@ -51,8 +57,28 @@ type keeper struct {
 	since time.Time
 }
 
-func newKeeper(h *Host, target peer.AddrInfo) *keeper {
-	return &keeper{h: h, target: target, state: Connecting, since: time.Now()}
+// addKeepers adds one for each peer that has none yet.
+func (h *Host) addKeepers(list []peer.AddrInfo, configured bool) {
+	for _, ai := range list {
+		if k := h.keeperOf(ai.ID); k != nil {
+			k.target.Addrs = append(k.target.Addrs, ai.Addrs...)
+			continue
+		}
+		k := &keeper{h: h, target: ai, configured: configured, maxPause: maxBackoff, state: Connecting, since: time.Now()}
+		if !configured {
+			k.maxPause = maxBackoffFind
+		}
+		h.keepers = append(h.keepers, k)
+	}
+}
+
+func (h *Host) keeperOf(id peer.ID) *keeper {
+	for _, k := range h.keepers {
+		if k.target.ID == id {
+			return k
+		}
+	}
+	return nil
 }
 
 func (k *keeper) run(ctx context.Context) {
@@ -80,7 +106,7 @@ func (k *keeper) run(ctx context.Context) {
 		case <-time.After(jitter(pause, rand.Float64())):
 		case <-ctx.Done():
 		}
-		pause = min(2*pause, maxBackoff)
+		pause = min(2*pause, k.maxPause)
 	}
 }
 
@@ -99,25 +125,31 @@ func (k *keeper) set(s State, err error) {
 	k.state, k.err = s, err
 	k.mu.Unlock()
 	if changed {
-		k.h.cfg.Logger.Info("configured peer", "peer", k.target.ID, "state", s, "err", err)
+		k.h.cfg.Logger.Info("kept peer", "peer", k.target.ID, "state", s, "err", err)
 	}
 }
 
 func (k *keeper) status() PeerStatus {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	return PeerStatus{ID: k.target.ID, Configured: true, State: k.state, Err: k.err, Since: k.since}
+	return PeerStatus{ID: k.target.ID, Configured: k.configured, State: k.state, Err: k.err, Since: k.since}
 }
 
 // Peers lists the configured and the connected peers, by id.
 func (h *Host) Peers() []PeerStatus {
 	byID := make(map[peer.ID]PeerStatus)
 	for _, k := range h.keepers {
-		byID[k.target.ID] = k.status()
+		if k.configured {
+			byID[k.target.ID] = k.status()
+		}
 	}
+	node, _ := h.up()
 	for _, p := range h.peers.list() {
 		s := byID[p.ID]
-		s.ID, s.State, s.Err, s.Peer = p.ID, Connected, nil, p
+		s.ID, s.State, s.Err, s.Peer, s.Path = p.ID, Connected, nil, p, p.Path()
+		if node != nil {
+			s.RTT = node.Peerstore().LatencyEWMA(p.ID)
+		}
 		s.Streams, s.Lanes = h.peers.open(p.ID)
 		byID[p.ID] = s
 	}

@@ -1,0 +1,146 @@
+package p2p
+
+import (
+	"context"
+	"sync/atomic"
+	"time"
+
+	"github.com/libp2p/go-libp2p/core/peer"
+	pbv2 "github.com/libp2p/go-libp2p/p2p/protocol/circuitv2/pb"
+	"github.com/libp2p/go-libp2p/p2p/protocol/circuitv2/relay"
+	ma "github.com/multiformats/go-multiaddr"
+)
+
+const (
+	// RelayKey is what relays provide in the DHT.
+	RelayKey = "relay"
+
+	// What a relay gives. libp2p's own buffer of 2 KiB halves the throughput.
+	relayBuffer         = 64 << 10 // bytes, two for each circuit
+	relayReservations   = 1024
+	relayReservationTTL = time.Hour
+	relayCircuits       = 256 // of a peer
+	relayPerIP          = 256
+	relayPerASN         = 1024
+
+	// aclWait is how long a relay waits for the end of a hello that a request overtook.
+	aclWait = 2 * time.Second
+)
+
+// relayService carries the traffic of members that cannot be reached directly. The data is
+// encrypted between the two ends: the relay sees who and how much.
+type relayService struct {
+	h       *Host
+	service *relay.Relay
+
+	reservations, circuits, refused atomic.Int64
+	carried                         atomic.Int64 // bytes
+}
+
+func newRelayService(h *Host) (*relayService, error) {
+	s := &relayService{h: h}
+	resources := relay.Resources{
+		ReservationTTL: relayReservationTTL, BufferSize: relayBuffer,
+		MaxReservations: relayReservations, MaxReservationsPerPeer: 1,
+		MaxReservationsPerIP: relayPerIP, MaxReservationsPerASN: relayPerASN,
+		MaxCircuits: relayCircuits,
+	}
+	var err error
+	s.service, err = relay.New(h.node,
+		relay.WithResources(resources),
+		relay.WithACL(s),
+		relay.WithMetricsTracer(s),
+		// Addresses of a LAN are as good as any: who got the reservation came by one.
+		relay.WithReservationAddressFilter(func(ma.Multiaddr) bool { return true }))
+	return s, err
+}
+
+// AllowReserve lets members in.
+func (s *relayService) AllowReserve(p peer.ID, _ ma.Multiaddr) bool { return s.isMember(p) }
+
+// AllowConnect connects members with members.
+func (s *relayService) AllowConnect(src peer.ID, _ ma.Multiaddr, dest peer.ID) bool {
+	return s.isMember(src) && s.isMember(dest)
+}
+
+func (s *relayService) isMember(p peer.ID) bool {
+	ctx, cancel := context.WithTimeout(context.Background(), aclWait)
+	defer cancel()
+	_, err := s.h.peers.await(ctx, p)
+	return err == nil
+}
+
+// What follows counts for Report.
+
+func (s *relayService) RelayStatus(bool)               {}
+func (s *relayService) ConnectionOpened()              { s.circuits.Add(1) }
+func (s *relayService) ConnectionClosed(time.Duration) { s.circuits.Add(-1) }
+func (s *relayService) BytesTransferred(n int)         { s.carried.Add(int64(n)) }
+func (s *relayService) ReservationClosed(n int)        { s.reservations.Add(int64(-n)) }
+func (s *relayService) ReservationAllowed(renewal bool) {
+	if !renewal {
+		s.reservations.Add(1)
+	}
+}
+
+func (s *relayService) ConnectionRequestHandled(status pbv2.Status)  { s.count(status) }
+func (s *relayService) ReservationRequestHandled(status pbv2.Status) { s.count(status) }
+
+func (s *relayService) count(status pbv2.Status) {
+	if status != pbv2.Status_OK {
+		s.refused.Add(1)
+	}
+}
+
+// findRelays is where libp2p gets relays from: those of the configuration, then those in
+// the DHT. It hears of one only after the hello with it, without which it would be refused.
+func (h *Host) findRelays(ctx context.Context, n int) <-chan peer.AddrInfo {
+	out := make(chan peer.AddrInfo)
+	go func() {
+		defer close(out)
+		// Nothing is dialled before the listeners are up: a connection from another port
+		// than theirs would tell a wrong address, and no hole could be punched.
+		select {
+		case <-h.listening:
+		case <-ctx.Done():
+			return
+		}
+		leave, err := h.enter()
+		if err != nil {
+			return
+		}
+		defer leave()
+		tried := make(map[peer.ID]bool)
+		offer := func(list []peer.AddrInfo) {
+			for _, ai := range list {
+				if n > 0 && !tried[ai.ID] && h.offerRelay(ctx, ai, out) {
+					n--
+				}
+				tried[ai.ID] = true
+			}
+		}
+		offer(h.cfg.relays)
+		if n > 0 && h.dht != nil {
+			if found, err := h.FindProviders(ctx, RelayKey, n); err == nil {
+				offer(found)
+			}
+		}
+	}()
+	return out
+}
+
+// offerRelay passes the gate with a relay and sends it to out.
+func (h *Host) offerRelay(ctx context.Context, ai peer.AddrInfo, out chan<- peer.AddrInfo) bool {
+	if h.peers.get(ai.ID) == nil {
+		if _, err := h.Hello(ctx, ai); err != nil {
+			h.cfg.Logger.Info("relay not usable", "peer", ai.ID, "err", err)
+			return false
+		}
+	}
+	select {
+	case out <- ai:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}

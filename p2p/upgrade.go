@@ -1,0 +1,109 @@
+package p2p
+
+import (
+	"context"
+	"math/rand/v2"
+	"time"
+
+	"github.com/libp2p/go-libp2p/core/network"
+	"github.com/libp2p/go-libp2p/core/peer"
+	"github.com/libp2p/go-libp2p/p2p/net/swarm"
+	ma "github.com/multiformats/go-multiaddr"
+)
+
+const (
+	// A relayed peer is dialled directly after firstUpgrade, then after twice that and so
+	// on: it may be on the same local network, or one of both may not be behind NAT after
+	// all. Punching holes is up to libp2p.
+	firstUpgrade = time.Second
+	maxUpgrade   = 2 * time.Minute
+
+	upgradeTick    = 500 * time.Millisecond
+	upgradeTimeout = 5 * time.Second
+)
+
+// upgrade is the time of the next attempt to reach a relayed peer directly.
+type upgrade struct {
+	next  time.Time
+	pause time.Duration
+}
+
+// upgradeLoop tries to replace relayed connections by direct ones.
+func (h *Host) upgradeLoop(ctx context.Context) {
+	tick := time.NewTicker(upgradeTick)
+	defer tick.Stop()
+	tries := make(map[*stay]*upgrade)
+	for {
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return
+		}
+		relayed := make(map[*stay]*upgrade)
+		for _, p := range h.peers.list() {
+			if p.Path() != Relayed {
+				continue
+			}
+			u := tries[p.stay]
+			if u == nil {
+				u = &upgrade{next: time.Now().Add(jitter(firstUpgrade, rand.Float64())), pause: firstUpgrade}
+			}
+			relayed[p.stay] = u
+			if time.Now().After(u.next) {
+				u.pause = min(2*u.pause, maxUpgrade)
+				u.next = time.Now().Add(jitter(u.pause, rand.Float64()))
+				h.wg.Go(func() { h.dialDirect(ctx, p) })
+			}
+		}
+		tries = relayed
+	}
+}
+
+// dialDirect connects to a relayed peer beside its relay. The hello on the new connection
+// makes it the peer's.
+func (h *Host) dialDirect(ctx context.Context, p *Peer) {
+	addrs := p.directAddrs()
+	for _, a := range h.node.Peerstore().Addrs(p.ID) {
+		if _, relayed := protocolOf(a, ma.P_CIRCUIT); !relayed {
+			addrs = append(addrs, a)
+		}
+	}
+	if len(addrs) == 0 {
+		return
+	}
+	ctx, cancel := context.WithTimeout(network.WithForceDirectDial(ctx, "upgrade"), upgradeTimeout)
+	defer cancel()
+	if sw, ok := h.node.Network().(*swarm.Swarm); ok {
+		sw.Backoff().Clear(p.ID)
+	}
+	if err := h.node.Connect(ctx, peer.AddrInfo{ID: p.ID, Addrs: addrs}); err != nil {
+		h.cfg.Logger.Debug("relayed peer not reached directly", "peer", p.ID, "err", err)
+	}
+}
+
+// directAddrs are the addresses of this node without relays, as many as a hello takes.
+func (h *Host) directAddrs() []string {
+	var out []string
+	for _, a := range h.node.Addrs() {
+		_, relayed := protocolOf(a, ma.P_CIRCUIT)
+		if s := a.String(); !relayed && len(s) <= maxText && len(out) < maxAddrs {
+			out = append(out, s)
+		}
+	}
+	return out
+}
+
+// directAddrs are the addresses that a relayed peer told of itself.
+func (p *Peer) directAddrs() []ma.Multiaddr {
+	var out []ma.Multiaddr
+	for _, s := range p.Addrs {
+		a, err := ma.NewMultiaddr(s)
+		if err != nil {
+			continue
+		}
+		if _, relayed := protocolOf(a, ma.P_CIRCUIT); !relayed {
+			out = append(out, a)
+		}
+	}
+	return out
+}
