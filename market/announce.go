@@ -1,0 +1,315 @@
+package market
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+	"unicode"
+	"unicode/utf8"
+
+	"github.com/fxamacker/cbor/v2"
+
+	"kvasird/ggml/gguf"
+)
+
+// The announcement, version 1: the body of a signed envelope on the topic Topic. Author,
+// sequence, time and validity are the envelope's.
+//
+// It is deterministic CBOR (RFC 8949, 4.2.1) of integers, byte strings and text, at most MaxBody
+// bytes. Maps have integer keys. Decoding refuses any other encoding of the same value, unknown
+// keys, keys given twice, and trailing bytes. A key is left out where its value is zero.
+//
+//	announcement  1 version, 2 away, 3 capacity, 4 models
+//	              away: the author leaves politely; there is nothing else in the map then
+//	capacity      [rows per second, free disk bytes, free memory bytes]; hints, 0 unknown
+//	model         1 id (32 bytes), 2 name, 3 shape, 4 flags, 5 holdings, 6 demand
+//	              flags: bit 0, the author has every byte and sends any; bit 1, the author runs
+//	              the model for clients
+//	shape         [layers, experts per MoE layer, [begin, end, begin, end…] of the MoE layers]
+//	holding       [first layer, end, first expert, end, state, lease]
+//	              state: 1 claimed, 2 loading, 3 serving, 4 leaving
+//	              lease: seconds after the envelope's time for which a claimed or loading
+//	              holding is to be counted, 1 to MaxLease; else 0
+//	demand        [layer, pairs, [expert, share, expert, share…]]
+//	              pairs: (row, expert) pairs routed in this layer, decayed (see Meter)
+//	              share: of the pairs, in 1/10,000; experts ascending
+//
+// Version history: 1.
+const (
+	wireVersion = 1
+
+	// Topic names the gossip topic of announcements.
+	Topic = "coverage"
+	// MaxBody bounds an encoded announcement, in bytes.
+	MaxBody = 16 << 10
+	// MaxModels and MaxHoldings bound an announcement, MaxHot the hot experts of one layer.
+	MaxModels   = 16
+	MaxHoldings = 640
+	MaxHot      = 16
+	// MaxLease is the longest lease.
+	MaxLease = 10 * time.Minute
+
+	maxName   = 96
+	maxHotAll = 640 // hot experts of one announcement
+	maxHint   = 1 << 50
+	maxPairs  = 1 << 50
+	shareUnit = 10_000
+)
+
+// State is how far a holding has come.
+type State uint8
+
+// The states, in the order in which a holding passes through them.
+const (
+	Claimed State = 1 + iota // wanted; no byte is downloaded yet, others may outrank it
+	Loading                  // being downloaded and proven
+	Serving                  // computes for others: a replica
+	Leaving                  // still computes, and will be given up: no replica
+)
+
+func (s State) String() string {
+	if s < Claimed || s > Leaving {
+		return "unknown"
+	}
+	return [...]string{"claimed", "loading", "serving", "leaving"}[s-1]
+}
+
+// MarshalText writes what String writes.
+func (s State) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
+
+// Holding is a slice that the author has or wants.
+type Holding struct {
+	Slice gguf.Slice
+	State State
+	Lease time.Duration // from the record's time, in whole seconds; claimed and loading only
+}
+
+// HotExpert is an expert that is used more than others of its layer.
+type HotExpert struct {
+	Expert int
+	Share  int // of the layer's pairs, in 1/10,000
+}
+
+// LayerDemand is what a backbone measured of one layer.
+type LayerDemand struct {
+	Layer int
+	Pairs uint64 // routed, decayed
+	Hot   []HotExpert
+}
+
+// ModelNews is what the author says about one model.
+type ModelNews struct {
+	ID       gguf.ModelID
+	Name     string // for people
+	Shape    Shape
+	Full     bool // has every byte: a source of any slice
+	Backbone bool // runs the model for clients
+	Holdings []Holding
+	Demand   []LayerDemand // layers ascending
+}
+
+// Capacity hints at what the author can take on. Zero is unknown.
+type Capacity struct {
+	RowsPerSecond uint64
+	FreeDisk      uint64 // bytes
+	FreeMemory    uint64 // bytes
+}
+
+// Announcement is all that a node says of itself. Whoever reads one shares it: it is never
+// changed.
+type Announcement struct {
+	Away     bool // leaves politely: holds nothing any more
+	Capacity Capacity
+	Models   []ModelNews
+}
+
+type wireAnnouncement struct {
+	Version  uint          `cbor:"1,keyasint"`
+	Away     bool          `cbor:"2,keyasint,omitempty"`
+	Capacity *wireCapacity `cbor:"3,keyasint,omitempty"`
+	Models   []wireModel   `cbor:"4,keyasint,omitempty"`
+}
+
+type wireCapacity struct {
+	_                  struct{} `cbor:",toarray"`
+	Rows, Disk, Memory uint64
+}
+
+type wireModel struct {
+	ID       []byte        `cbor:"1,keyasint"`
+	Name     string        `cbor:"2,keyasint,omitempty"`
+	Shape    wireShape     `cbor:"3,keyasint"`
+	Flags    uint          `cbor:"4,keyasint,omitempty"`
+	Holdings []wireHolding `cbor:"5,keyasint,omitempty"`
+	Demand   []wireDemand  `cbor:"6,keyasint,omitempty"`
+}
+
+type wireShape struct {
+	_               struct{} `cbor:",toarray"`
+	Layers, Experts int
+	MoE             []int
+}
+
+type wireHolding struct {
+	_                      struct{} `cbor:",toarray"`
+	FirstLayer, EndLayer   int
+	FirstExpert, EndExpert int
+	State                  State
+	Lease                  uint32
+}
+
+type wireDemand struct {
+	_     struct{} `cbor:",toarray"`
+	Layer int
+	Pairs uint64
+	Hot   []int
+}
+
+const (
+	flagFull uint = 1 << iota
+	flagBackbone
+)
+
+var (
+	encMode = mustMode(cbor.CoreDetEncOptions().EncMode())
+	decMode = mustMode(cbor.DecOptions{
+		DupMapKey:         cbor.DupMapKeyEnforcedAPF,
+		IndefLength:       cbor.IndefLengthForbidden,
+		TagsMd:            cbor.TagsForbidden,
+		ExtraReturnErrors: cbor.ExtraDecErrorUnknownField,
+		MaxNestedLevels:   8,
+		MaxArrayElements:  2 * MaxHoldings,
+		MaxMapPairs:       16,
+	}.DecMode())
+)
+
+func mustMode[M any](mode M, err error) M {
+	if err != nil {
+		panic(err) // constant options: wrong for every input or for none
+	}
+	return mode
+}
+
+// Encode returns the body. It refuses what Decode refuses.
+func (a *Announcement) Encode() ([]byte, error) {
+	if err := a.check(); err != nil {
+		return nil, err
+	}
+	w := wireAnnouncement{Version: wireVersion, Away: a.Away}
+	if a.Capacity != (Capacity{}) {
+		w.Capacity = &wireCapacity{Rows: a.Capacity.RowsPerSecond, Disk: a.Capacity.FreeDisk, Memory: a.Capacity.FreeMemory}
+	}
+	for i := range a.Models {
+		w.Models = append(w.Models, a.Models[i].wire())
+	}
+	b, err := encMode.Marshal(w)
+	if err == nil && len(b) > MaxBody {
+		return nil, refuse(Oversized, "announcement of %d bytes, at most %d: hold fewer, longer ranges", len(b), MaxBody)
+	}
+	return b, err
+}
+
+func (m *ModelNews) wire() wireModel {
+	w := wireModel{ID: m.ID[:], Name: m.Name, Shape: wireShape{Layers: m.Shape.Layers, Experts: m.Shape.Experts}}
+	for _, r := range m.Shape.MoE {
+		w.Shape.MoE = append(w.Shape.MoE, r.Begin, r.End)
+	}
+	if m.Full {
+		w.Flags |= flagFull
+	}
+	if m.Backbone {
+		w.Flags |= flagBackbone
+	}
+	for _, h := range m.Holdings {
+		w.Holdings = append(w.Holdings, wireHolding{FirstLayer: h.Slice.Layers.Begin, EndLayer: h.Slice.Layers.End,
+			FirstExpert: h.Slice.Experts.Begin, EndExpert: h.Slice.Experts.End,
+			State: h.State, Lease: uint32(h.Lease / time.Second)})
+	}
+	for _, d := range m.Demand {
+		x := wireDemand{Layer: d.Layer, Pairs: d.Pairs, Hot: []int{}}
+		for _, h := range d.Hot {
+			x.Hot = append(x.Hot, h.Expert, h.Share)
+		}
+		w.Demand = append(w.Demand, x)
+	}
+	return w
+}
+
+// Decode reads a body. What is wrong with it is a *RefusedError. Whether its shapes are those of
+// the models only a Table can say.
+func Decode(body []byte) (*Announcement, error) {
+	if len(body) > MaxBody {
+		return nil, refuse(Oversized, "announcement of %d bytes, at most %d", len(body), MaxBody)
+	}
+	var w wireAnnouncement
+	if err := decMode.Unmarshal(body, &w); err != nil {
+		return nil, refuse(Malformed, "%v", err)
+	}
+	if w.Version != wireVersion {
+		return nil, refuse(Malformed, "announcement version %d, this side speaks %d", w.Version, wireVersion)
+	}
+	a := &Announcement{Away: w.Away}
+	if c := w.Capacity; c != nil {
+		a.Capacity = Capacity{c.Rows, c.Disk, c.Memory}
+	}
+	for i := range w.Models {
+		m, err := w.Models[i].news()
+		if err != nil {
+			return nil, err
+		}
+		a.Models = append(a.Models, m)
+	}
+	if err := a.check(); err != nil {
+		return nil, err
+	}
+	if again, err := a.Encode(); err != nil || !bytes.Equal(again, body) {
+		return nil, refuse(Malformed, "announcement is not in its deterministic encoding")
+	}
+	return a, nil
+}
+
+func (w *wireModel) news() (ModelNews, error) {
+	m := ModelNews{Name: w.Name, Full: w.Flags&flagFull != 0, Backbone: w.Flags&flagBackbone != 0}
+	if copy(m.ID[:], w.ID) != len(m.ID) || len(w.ID) != len(m.ID) {
+		return m, refuse(Malformed, "model id of %d bytes, want %d", len(w.ID), len(m.ID))
+	}
+	if w.Flags&^(flagFull|flagBackbone) != 0 {
+		return m, refuse(Malformed, "unknown flags %#x", w.Flags)
+	}
+	m.Shape = Shape{Layers: w.Shape.Layers, Experts: w.Shape.Experts}
+	if len(w.Shape.MoE)%2 != 0 {
+		return m, refuse(BadShape, "%d bounds of MoE layers, want pairs", len(w.Shape.MoE))
+	}
+	for i := 0; i < len(w.Shape.MoE); i += 2 {
+		m.Shape.MoE = append(m.Shape.MoE, gguf.Range{Begin: w.Shape.MoE[i], End: w.Shape.MoE[i+1]})
+	}
+	for _, h := range w.Holdings {
+		m.Holdings = append(m.Holdings, Holding{
+			Slice: gguf.Slice{Layers: gguf.Range{Begin: h.FirstLayer, End: h.EndLayer},
+				Experts: gguf.Range{Begin: h.FirstExpert, End: h.EndExpert}},
+			State: h.State, Lease: time.Duration(h.Lease) * time.Second})
+	}
+	for _, d := range w.Demand {
+		if len(d.Hot)%2 != 0 {
+			return m, refuse(Malformed, "%d values of hot experts, want pairs", len(d.Hot))
+		}
+		x := LayerDemand{Layer: d.Layer, Pairs: d.Pairs}
+		for i := 0; i < len(d.Hot); i += 2 {
+			x.Hot = append(x.Hot, HotExpert{d.Hot[i], d.Hot[i+1]})
+		}
+		m.Demand = append(m.Demand, x)
+	}
+	return m, nil
+}
+
+func checkName(s string) error {
+	if len(s) > maxName {
+		return fmt.Errorf("name of %d bytes, at most %d", len(s), maxName)
+	}
+	if !utf8.ValidString(s) || strings.ContainsFunc(s, func(r rune) bool { return !unicode.IsPrint(r) }) {
+		return errors.New("name is not printable")
+	}
+	return nil
+}

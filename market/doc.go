@@ -1,0 +1,25 @@
+// Package market is how nodes, without a hub, come to hold what is scarce: announcements of
+// who holds what, the coverage that every node computes from them, and the decisions of a
+// volunteer.
+//
+// It is pure. It knows no network, disk, clock or goroutine: records come in as bytes that
+// somebody else has verified to be signed by their author, and time and identities come in as
+// arguments. So the same inputs give the same coverage and the same decisions on every node, and
+// a thousand nodes can be simulated in one test. Prices and rewards are not here yet.
+//
+// The parts, bottom up: an Announcement is what one node says of itself; a Table keeps the
+// latest of each author and answers with Coverage; Assign finds the scarcest range for a budget;
+// a Volunteer decides for one node what to claim, load, serve and give up; a Pace says when to
+// announce.
+//
+// Words: a cell is one expert of one layer. A replica of a cell is an author that serves it and
+// is not leaving. The target of a cell is how many replicas the network wants; its scarcity is
+// max(0, 1 - replicas/target).
+//
+// Invariants. What an author says counts once, however often it restarts. Only the author's own
+// newer record, or direct contact with it, brings back an author that was lost. A volunteer never
+// holds more bytes than its budget, half-done downloads and not yet deleted ones included, and
+// never gives up the last replica of a cell unless its budget shrinks below it.
+//
+// A Table is safe for concurrent use; everything else is not, unless it says so.
+package market

@@ -1,0 +1,422 @@
+package market
+
+import (
+	"cmp"
+	"slices"
+	"sync"
+	"time"
+
+	"kvasird/ggml/gguf"
+)
+
+// Record is an announcement as it came in: Body, verified to be signed by From. It is what a
+// signed envelope of the topic Topic carries.
+type Record struct {
+	From     string // identity of the author, and the only node that the body speaks of
+	Seq      uint64 // grows with every record of the author, over restarts too
+	Issued   time.Time
+	Validity time.Duration
+	Body     []byte
+}
+
+// MaxAuthors bounds a table. Memory stays below about 64 KiB for each.
+const MaxAuthors = 4096
+
+// maxTallies bounds the models that are counted at once; others are counted again when asked for.
+const maxTallies = 64
+
+// Table keeps the latest record of every author and counts replicas. It is safe for concurrent
+// use. Times given to it must not run backwards by more than a record's validity.
+type Table struct {
+	policy Policy // constant
+
+	mu      sync.Mutex // guards all below
+	authors map[string]*author
+	tallies map[gguf.ModelID]*tally
+	known   map[gguf.ModelID]Shape // from verified headers
+	next    time.Time              // the first instant at which some author's next is due
+	arrived uint64                 // records of authors that were not there before
+}
+
+// author is what is known of one node. It stays until no record of it that was ever seen could
+// still be valid, so that none can be replayed after a later and shorter one.
+type author struct {
+	id       string
+	hash     uint64
+	seq      uint64
+	issued   time.Time
+	expires  time.Time
+	forget   time.Time
+	arrival  uint64 // order in which authors came
+	lost     bool
+	news     *Announcement
+	counted  time.Time // instant as of which the tallies count it; zero: they do not
+	next     time.Time // instant at which what is counted of it changes
+	stalled  time.Time // since when it claims and nothing new of it serves; zero: it does not
+	progress int       // cells that serve
+}
+
+// NewTable returns an empty table.
+func NewTable(p Policy) (*Table, error) {
+	if err := p.validate(); err != nil {
+		return nil, err
+	}
+	return &Table{policy: p, authors: map[string]*author{}, tallies: map[gguf.ModelID]*tally{},
+		known: map[gguf.ModelID]Shape{}}, nil
+}
+
+// SetShape tells the shape of a model from its verified header. From then on announcements that
+// contradict it are refused, and what was announced before does not count.
+func (t *Table) SetShape(id gguf.ModelID, s Shape) error {
+	if err := s.Check(); err != nil {
+		return refuse(BadShape, "%v", err)
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.known[id] = s
+	delete(t.tallies, id)
+	return nil
+}
+
+// Check says why a record is to be refused, as a *RefusedError, or nil.
+func (t *Table) Check(r Record) error {
+	a, err := Decode(r.Body)
+	if err != nil {
+		return err
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.checkLocked(r, a)
+}
+
+func (t *Table) checkLocked(r Record, a *Announcement) error {
+	if r.From == "" {
+		return refuse(NoAuthor, "a record without author")
+	}
+	for i := range a.Models {
+		m := &a.Models[i]
+		if s, ok := t.known[m.ID]; ok && !s.Equal(m.Shape) {
+			return refuse(WrongShape, "model %v has %v, announced as %v", m.ID, s, m.Shape)
+		}
+	}
+	return nil
+}
+
+// Update takes a record in. It reports whether it was newer than what was known of its author;
+// an older one, or one received twice, is no error and changes nothing.
+func (t *Table) Update(r Record, now time.Time) (newer bool, err error) {
+	a, err := Decode(r.Body)
+	if err != nil {
+		return false, err
+	}
+	return t.update(r, a, now)
+}
+
+// update is Update of a body that is decoded already.
+func (t *Table) update(r Record, a *Announcement, now time.Time) (newer bool, err error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if err := t.checkLocked(r, a); err != nil {
+		return false, err
+	}
+	expires := r.Issued.Add(r.Validity)
+	if !now.Before(expires) {
+		return false, refuse(Expired, "a record of %s valid until %v", r.From, expires)
+	}
+	x := t.authors[r.From]
+	if x == nil {
+		if t.sweepLocked(now); len(t.authors) >= MaxAuthors {
+			return false, refuse(Full, "%d authors", len(t.authors))
+		}
+		t.arrived++
+		x = &author{id: r.From, hash: hash(r.From), arrival: t.arrived}
+		t.authors[r.From] = x
+	} else if r.Seq <= x.seq {
+		return false, nil
+	}
+	t.uncountLocked(x)
+	x.seq, x.issued, x.expires, x.lost, x.news = r.Seq, r.Issued, expires, false, a
+	if expires.After(x.forget) {
+		x.forget = expires
+	}
+	x.noteProgress(now)
+	t.dropDisputedLocked(a)
+	t.countLocked(x, now)
+	return true, nil
+}
+
+// noteProgress starts or ends the time for which the author only claims.
+func (x *author) noteProgress(now time.Time) {
+	claims, serving := false, 0
+	for i := range x.news.Models {
+		for _, h := range x.news.Models[i].Holdings {
+			if h.State == Claimed || h.State == Loading {
+				claims = true
+			} else {
+				serving += h.Slice.Layers.Len() * h.Slice.Experts.Len()
+			}
+		}
+	}
+	if !claims {
+		x.stalled = time.Time{}
+	} else if x.stalled.IsZero() || serving > x.progress {
+		x.stalled = now
+	}
+	x.progress = serving
+}
+
+// Lost tells that the node saw by itself that a peer is gone: nothing of it counts until it
+// publishes a newer record or is met.
+func (t *Table) Lost(id string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if x := t.authors[id]; x != nil {
+		x.lost = true
+		t.uncountLocked(x)
+	}
+}
+
+// Met tells that the node is in direct contact with a peer.
+func (t *Table) Met(id string, now time.Time) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if x := t.authors[id]; x != nil && x.lost {
+		x.lost = false
+		t.countLocked(x, now)
+	}
+}
+
+// Peers counts the authors with a valid record that are neither lost nor away.
+func (t *Table) Peers(now time.Time) int {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.sweepLocked(now)
+	n := 0
+	for _, x := range t.authors {
+		if x.present() && !x.news.Away {
+			n++
+		}
+	}
+	return n
+}
+
+// present reports whether what the author says counts.
+func (x *author) present() bool { return !x.counted.IsZero() }
+
+// sweepLocked brings what leases and validities took from authors up to date.
+func (t *Table) sweepLocked(now time.Time) {
+	if now.Before(t.next) {
+		return
+	}
+	t.next = now.Add(time.Hour)
+	for id, x := range t.authors {
+		if !now.Before(x.forget) {
+			t.uncountLocked(x)
+			delete(t.authors, id)
+			continue
+		}
+		if x.present() && !now.Before(x.next) {
+			t.uncountLocked(x)
+			t.countLocked(x, now)
+		}
+		t.dueLocked(x.forget)
+		if x.present() {
+			t.dueLocked(x.next)
+		}
+	}
+}
+
+func (t *Table) dueLocked(at time.Time) {
+	if at.Before(t.next) {
+		t.next = at
+	}
+}
+
+// countLocked adds what the author says to the tallies, as of now.
+func (t *Table) countLocked(x *author, now time.Time) {
+	if x.lost || !now.Before(x.expires) {
+		return
+	}
+	x.counted = now
+	x.next = x.expires
+	for i := range x.news.Models {
+		m := &x.news.Models[i]
+		for _, h := range m.Holdings {
+			if end := x.leaseEnd(h); now.Before(end) && end.Before(x.next) {
+				x.next = end
+			}
+		}
+		if y := t.tallies[m.ID]; y != nil {
+			y.add(x, m, 1)
+		}
+	}
+	t.dueLocked(x.next)
+	t.dueLocked(x.forget)
+}
+
+// uncountLocked takes out what countLocked added.
+func (t *Table) uncountLocked(x *author) {
+	if !x.present() {
+		return
+	}
+	for i := range x.news.Models {
+		m := &x.news.Models[i]
+		if y := t.tallies[m.ID]; y != nil {
+			if y.add(x, m, -1); y.authors == 0 {
+				delete(t.tallies, m.ID)
+			}
+		}
+	}
+	x.counted = time.Time{}
+}
+
+// leaseEnd is the instant from which a holding does not count, if its record is still valid then.
+func (x *author) leaseEnd(h Holding) time.Time {
+	if h.State != Claimed && h.State != Loading {
+		return x.expires
+	}
+	end := x.issued.Add(h.Lease)
+	if limit := x.stalled.Add(patience); limit.Before(end) {
+		return limit
+	}
+	return end
+}
+
+// stateOf returns the state in which a holding is counted, 0 if it is not.
+func (x *author) stateOf(h Holding) State {
+	if !x.counted.Before(x.leaseEnd(h)) {
+		return 0
+	}
+	return h.State
+}
+
+// Holder is what one author says about a model.
+type Holder struct {
+	Peer string
+	News *ModelNews // not to be changed
+}
+
+// Holders lists who says something about a model, by peer. Authors that say the model has
+// another shape are left out.
+func (t *Table) Holders(id gguf.ModelID, now time.Time) []Holder {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.sweepLocked(now)
+	shape, _, ok := t.shapeLocked(id)
+	var list []Holder
+	if !ok {
+		return nil
+	}
+	for _, x := range t.authors {
+		if m := x.model(id); m != nil && m.Shape.Equal(shape) {
+			list = append(list, Holder{x.id, m})
+		}
+	}
+	slices.SortFunc(list, func(a, b Holder) int { return cmp.Compare(a.Peer, b.Peer) })
+	return list
+}
+
+// Models lists the ids that present authors announce, ascending.
+func (t *Table) Models(now time.Time) []gguf.ModelID {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.sweepLocked(now)
+	return t.modelsLocked()
+}
+
+func (t *Table) modelsLocked() []gguf.ModelID {
+	seen := map[gguf.ModelID]bool{}
+	var list []gguf.ModelID
+	for _, x := range t.authors {
+		if !x.present() {
+			continue
+		}
+		for i := range x.news.Models {
+			if id := x.news.Models[i].ID; !seen[id] {
+				seen[id] = true
+				list = append(list, id)
+			}
+		}
+	}
+	slices.SortFunc(list, compareIDs)
+	return list
+}
+
+func compareIDs(a, b gguf.ModelID) int { return slices.Compare(a[:], b[:]) }
+
+// model returns what a present author says of a model, or nil.
+func (x *author) model(id gguf.ModelID) *ModelNews {
+	if !x.present() {
+		return nil
+	}
+	for i := range x.news.Models {
+		if m := &x.news.Models[i]; m.ID == id {
+			return m
+		}
+	}
+	return nil
+}
+
+// shapeLocked returns the shape of a model: the verified one, else the one that most present
+// authors announce, of equals that of the author that came first.
+func (t *Table) shapeLocked(id gguf.ModelID) (s Shape, trusted, ok bool) {
+	if s, ok := t.known[id]; ok {
+		return s, true, true
+	}
+	type vote struct {
+		shape Shape
+		n     int
+		first uint64
+	}
+	var votes []vote
+	for _, x := range t.authors {
+		m := x.model(id)
+		if m == nil {
+			continue
+		}
+		i := slices.IndexFunc(votes, func(v vote) bool { return v.shape.Equal(m.Shape) })
+		if i < 0 {
+			i = len(votes)
+			votes = append(votes, vote{m.Shape, 0, x.arrival})
+		}
+		votes[i].n++
+		votes[i].first = min(votes[i].first, x.arrival)
+	}
+	if len(votes) == 0 {
+		return Shape{}, false, false
+	}
+	best := slices.MinFunc(votes, func(a, b vote) int {
+		return cmp.Or(cmp.Compare(b.n, a.n), cmp.Compare(a.first, b.first))
+	})
+	return best.shape, false, true
+}
+
+// dropDisputedLocked has models counted anew whose unverified shape the announcement disputes.
+func (t *Table) dropDisputedLocked(a *Announcement) {
+	for i := range a.Models {
+		m := &a.Models[i]
+		if y := t.tallies[m.ID]; y != nil && !y.trusted && !y.shape.Equal(m.Shape) {
+			delete(t.tallies, m.ID)
+		}
+	}
+}
+
+// Verified lists the models whose shape was set, ascending.
+func (t *Table) Verified() []gguf.ModelID {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	list := make([]gguf.ModelID, 0, len(t.known))
+	for id := range t.known {
+		list = append(list, id)
+	}
+	slices.SortFunc(list, compareIDs)
+	return list
+}
+
+// Shape returns the shape of a model that was set.
+func (t *Table) Shape(id gguf.ModelID) (Shape, bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	s, ok := t.known[id]
+	return s, ok
+}
