@@ -174,7 +174,7 @@ func (h *Host) startLoops(ctx context.Context) {
 		h.wg.Go(func() { h.memory.run(ctx) })
 	}
 	if h.cfg.MDNS {
-		h.mdns = &mdns{h: h, found: h.meeter.add}
+		h.mdns = &mdns{h: h, found: h.meeter.add, others: make(map[peer.ID]struct{})}
 		h.wg.Go(func() { h.mdns.run(ctx) })
 	}
 	if h.dht == nil {

@@ -285,7 +285,7 @@ func TestManyPeersBehindOneAddress(t *testing.T) {
 	if err := l.validate(); err != nil {
 		t.Fatal(err)
 	}
-	rm, err := newResourceManager(l)
+	rm, err := newResourceManager(l, false)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -45,8 +45,10 @@ type mdns struct {
 	h     *Host
 	found func(peer.AddrInfo)
 
-	mu  sync.Mutex // guards err
-	err error      // why it does not work; nil: it does
+	mu     sync.Mutex // guards what follows
+	err    error      // why it does not work; nil: it does
+	echo   bool       // the own announcement came back: multicast works here
+	others map[peer.ID]struct{}
 }
 
 // run announces and browses until ctx ends, and begins again after a failure.
@@ -74,6 +76,22 @@ func (m *mdns) failure() error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.err
+}
+
+// describe says for Report whether it works.
+func (m *mdns) describe() string {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	switch {
+	case m.err != nil:
+		return fmt.Sprintf("failed: %v", m.err)
+	case len(m.others) > 0:
+		return fmt.Sprintf("on: %d nodes heard", len(m.others))
+	case m.echo:
+		return "on: nobody else heard; a network that drops multicast looks like that too"
+	default:
+		return "on: nothing heard, not even this node itself: multicast may be blocked"
+	}
 }
 
 // once announces and browses until ctx ends, something fails, or the addresses change.
@@ -196,6 +214,20 @@ func firstIP(a ma.Multiaddr) (string, bool) {
 	return protocolOf(a, ma.P_IP6)
 }
 
+// count notes who was heard and reports whether it is another node.
+func (m *mdns) count(id peer.ID) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if id == m.h.ID() {
+		m.echo = true
+		return false
+	}
+	if len(m.others) < maxCandidates {
+		m.others[id] = struct{}{}
+	}
+	return true
+}
+
 // hear takes the addresses from an answer.
 func (m *mdns) hear(e *zeroconf.ServiceEntry) {
 	var addrs []ma.Multiaddr
@@ -211,7 +243,7 @@ func (m *mdns) hear(e *zeroconf.ServiceEntry) {
 		return
 	}
 	for _, ai := range infos {
-		if ai.ID != m.h.ID() && len(ai.Addrs) > 0 {
+		if m.count(ai.ID) && len(ai.Addrs) > 0 {
 			m.found(ai)
 		}
 	}

@@ -50,7 +50,7 @@ const (
 // newNode makes the libp2p host, not listening yet.
 func (h *Host) newNode() (host.Host, error) {
 	cfg := &h.cfg
-	limits, err := newResourceManager(cfg.Limits)
+	limits, err := newResourceManager(cfg.Limits, cfg.Relay)
 	if err != nil {
 		return nil, err
 	}

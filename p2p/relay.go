@@ -20,6 +20,7 @@ const (
 	relayReservations   = 1024
 	relayReservationTTL = time.Hour
 	relayCircuits       = 256 // of a peer
+	relayAllCircuits    = 4096
 	relayPerIP          = 256
 	relayPerASN         = 1024
 
