@@ -17,9 +17,14 @@ import (
 // Config says what a host is and whom it keeps connected to.
 type Config struct {
 	Identity Identity // required
-	Network  string   // network id, part of every protocol id: [a-z0-9._-], 1 to 64 bytes
-	Pack     string   // runtime pack; peers with another one are refused
-	Agent    string   // program and version, for people
+	Network  string   // network id, part of every protocol id: [a-z0-9._-], 1 to 64 bytes; "": Genesis's
+	// Genesis says who may come in. nil: an open network.
+	Genesis *Genesis
+	Ticket  string // the invitation that this node shows; "": none
+	// Revocations is the file in which the newest revocation list is kept. "": none.
+	Revocations string
+	Pack        string // runtime pack; peers with another one are refused
+	Agent       string // program and version, for people
 	// Protocols that this node speaks, "name/version". Peers that speak the same name in
 	// no common version are refused.
 	Protocols []string
@@ -65,6 +70,8 @@ type Config struct {
 
 	peers, bootstrap, relays []peer.AddrInfo
 	listen, announce         []ma.Multiaddr
+	ticket                   []byte           // as the hello shows it
+	now                      func() time.Time // for tickets; nil: time.Now
 }
 
 // Reach says whether others can connect to this node.
@@ -102,6 +109,9 @@ var (
 func (c *Config) validate() error {
 	if c.Identity.key == nil {
 		return errors.New("p2p: identity is missing")
+	}
+	if err := c.validateMembership(); err != nil {
+		return err
 	}
 	if !networkPattern.MatchString(c.Network) {
 		return fmt.Errorf("p2p: network id %q: want 1 to 64 of a-z 0-9 . _ -", c.Network)
@@ -254,7 +264,7 @@ func ParsePeer(s string) (peer.AddrInfo, error) {
 func (c *Config) hello(caps Capabilities, lanePort uint16) Hello {
 	return Hello{
 		Version: helloVersion, ID: c.Identity.id, Agent: c.Agent, Network: c.Network, Pack: c.Pack,
-		Protocols: c.Protocols, Backends: caps.Backends, Models: caps.Models, LanePort: lanePort,
+		Protocols: c.Protocols, Backends: caps.Backends, Models: caps.Models, LanePort: lanePort, Ticket: c.ticket,
 	}
 }
 

@@ -171,58 +171,74 @@ func (h *Host) exchange(s network.Stream) (*Peer, error) {
 	if isRelayed(via) {
 		ours.Addrs = h.directAddrs()
 	}
-	theirs, err := judgeEachOther(s, ours, id, h.standings.refusal(id))
+	theirs, admitted, err := h.judgeEachOther(s, ours, id)
 	if err != nil {
+		h.noteRefusal(via, err)
 		return nil, err
 	}
-	p := h.peers.pass(theirs, via)
-	// disconnected, or a cut for a fault, may have come before pass.
-	if via.IsClosed() {
+	p := h.peers.pass(theirs, admitted, via)
+	// disconnected, Revoke, or a cut for a fault, may have come before pass.
+	if via.IsClosed() || !h.members.stands(p) {
 		h.peers.lose(id, via)
-		return nil, fmt.Errorf("peer %s disconnected", id)
+		return nil, fmt.Errorf("peer %s disconnected, or its invitation has ended", id)
 	}
 	if v := h.standings.refusal(id); v.Field != "" {
 		return nil, &RefusedError{Peer: id, Field: v.Field, Want: v.Want, Got: v.Got}
 	}
+	h.pullFrom(p)
 	if !h.upToDate(said) {
 		h.rehello(id)
 	}
 	return p, nil
 }
 
-// judgeEachOther exchanges records and verdicts. A refusal that is not empty is given
-// whatever the peer says.
-func judgeEachOther(s network.Stream, ours Hello, id peer.ID, refusal verdict) (Hello, error) {
+// noteRefusal counts the hello that this node refused. To come to it for another network
+// costs standing; to be called by it and be of another is no fault.
+func (h *Host) noteRefusal(via network.Conn, err error) {
+	var refused *RefusedError
+	if !errors.As(err, &refused) || refused.ByPeer {
+		return
+	}
+	h.members.countRefusal(refused.Field)
+	if refused.Field == "network" && via.Stat().Direction == network.DirInbound {
+		h.Blame(refused.Peer, WrongNetwork, "it said it is of network "+refused.Got)
+	}
+}
+
+// judgeEachOther exchanges records and verdicts, and says what the peer may do.
+func (h *Host) judgeEachOther(s network.Stream, ours Hello, id peer.ID) (Hello, admission, error) {
 	w, r := NewFrameWriter(s, maxHello), NewFrameReader(s, maxHello)
 	record, err := encodeHello(ours)
 	if err != nil {
-		return Hello{}, err
+		return Hello{}, admission{}, err
 	}
 	if err := w.Write(Frame{Type: frameHello, Payload: record}); err != nil {
-		return Hello{}, wireErr(err)
+		return Hello{}, admission{}, wireErr(err)
 	}
 	payload, err := nextOfType(r, frameHello)
 	if err != nil {
-		return Hello{}, err
+		return Hello{}, admission{}, err
 	}
 	theirs, err := decodeHello(payload)
 	if err != nil {
-		return Hello{}, err
+		return Hello{}, admission{}, err
 	}
-	v := refusal
+	var admitted admission
+	v := h.standings.refusal(id)
 	if v.Field == "" {
 		v = judge(ours, theirs, id)
+	}
+	if v.Field == "" {
+		admitted, v = h.members.admit(id, theirs.Ticket)
 	}
 	tv, err := exchangeVerdicts(w, r, v)
 	switch {
 	case v.Field != "":
-		return Hello{}, &RefusedError{Peer: id, Field: v.Field, Want: v.Want, Got: v.Got}
-	case err != nil:
-		return Hello{}, err
-	case tv.Field != "":
-		return Hello{}, &RefusedError{Peer: id, Field: tv.Field, Want: tv.Want, Got: tv.Got, ByPeer: true}
+		err = &RefusedError{Peer: id, Field: v.Field, Want: v.Want, Got: v.Got}
+	case err == nil && tv.Field != "":
+		err = &RefusedError{Peer: id, Field: tv.Field, Want: tv.Want, Got: tv.Got, ByPeer: true}
 	}
-	return theirs, nil
+	return theirs, admitted, err
 }
 
 func exchangeVerdicts(w *FrameWriter, r *FrameReader, v verdict) (verdict, error) {

@@ -58,6 +58,12 @@ func TestHelloRefused(t *testing.T) {
 			if a.Peer(b.ID()) != nil || b.Peer(a.ID()) != nil {
 				t.Error("refused peer is ready")
 			}
+			if b.Refusals()[tt.field] == 0 {
+				t.Error("not counted")
+			}
+			if cost := b.Standing(a.ID()).Score; (cost > 0) != (tt.field == "network") || a.Standing(b.ID()).Score != 0 {
+				t.Errorf("the refusal costs %v", cost)
+			}
 			if _, err := a.OpenStream(t.Context(), b.ID(), "echo/1"); !errors.Is(err, ErrNotAdmitted) {
 				t.Errorf("stream to a refused peer: %v", err)
 			}

@@ -29,6 +29,7 @@ import (
 //	         5 runtime pack, text               6 protocols, list of "name/version"
 //	         7 backends, list of {1 name, 2 device, 3 accumulation precision}
 //	         8 models, list of model ids        9 TCP port of the lane listener, 0 none
+//	         10 ticket, bytes                   11 version of the revocation list, uint
 //	        12 list of multiaddrs where it listens: in a hello through a relay, so that the
 //	           other side can try to do without the relay
 //	verdict: {} accepted, or 1 field, 2 want, 3 got, text
@@ -62,29 +63,38 @@ type Capabilities struct {
 
 // Hello is what a peer says of itself.
 type Hello struct {
-	Version   uint32    `cbor:"1,keyasint"`
-	ID        peer.ID   `cbor:"2,keyasint"`
-	Agent     string    `cbor:"3,keyasint"`
-	Network   string    `cbor:"4,keyasint"`
-	Pack      string    `cbor:"5,keyasint"`
-	Protocols []string  `cbor:"6,keyasint"` // "experts/1"
-	Backends  []Backend `cbor:"7,keyasint"`
-	Models    []string  `cbor:"8,keyasint"`
-	LanePort  uint16    `cbor:"9,keyasint"` // TCP; 0: no lanes
-	Addrs     []string  `cbor:"12,keyasint,omitempty"`
+	Version     uint32    `cbor:"1,keyasint"`
+	ID          peer.ID   `cbor:"2,keyasint"`
+	Agent       string    `cbor:"3,keyasint"`
+	Network     string    `cbor:"4,keyasint"`
+	Pack        string    `cbor:"5,keyasint"`
+	Protocols   []string  `cbor:"6,keyasint"` // "experts/1"
+	Backends    []Backend `cbor:"7,keyasint"`
+	Models      []string  `cbor:"8,keyasint"`
+	LanePort    uint16    `cbor:"9,keyasint"`            // TCP; 0: no lanes
+	Ticket      []byte    `cbor:"10,keyasint,omitempty"` // bound to ID: of no use to others
+	Revocations uint64    `cbor:"11,keyasint,omitempty"`
+	Addrs       []string  `cbor:"12,keyasint,omitempty"`
 }
 
 // RefusedError says that one side refused the other. Errors of both sides name the same
 // field and values.
 type RefusedError struct {
 	Peer   peer.ID // the other side
-	Field  string  // "network", "runtime pack", "hello version", "protocol experts", …
+	Field  string  // "network", "invitation", "runtime pack", "hello version", "protocol experts", …
 	Want   string  // what the refusing side has
 	Got    string  // what the refused side has
 	ByPeer bool    // the peer refused us
 }
 
 func (e *RefusedError) Error() string {
+	// Got says what is wrong with it, Want what to do.
+	if e.Field == fieldInvitation && e.ByPeer {
+		return fmt.Sprintf("peer %s refused us: the invitation is %s: %s", e.Peer, e.Got, e.Want)
+	}
+	if e.Field == fieldInvitation {
+		return fmt.Sprintf("peer %s refused: its invitation is %s: %s", e.Peer, e.Got, e.Want)
+	}
 	if e.ByPeer {
 		return fmt.Sprintf("peer %s refused us: %s is %q there and %q here", e.Peer, e.Field, e.Want, e.Got)
 	}
@@ -153,6 +163,9 @@ func (h *Hello) check() error {
 	}
 	if len(h.Addrs) > maxAddrs {
 		return fmt.Errorf("%d addresses, at most %d", len(h.Addrs), maxAddrs)
+	}
+	if len(h.Ticket) > maxTicket {
+		return fmt.Errorf("ticket of %d bytes, at most %d", len(h.Ticket), maxTicket)
 	}
 	text := slices.Concat([]string{h.Agent, h.Network, h.Pack}, h.Protocols, h.Models, h.Addrs)
 	for _, b := range h.Backends {

@@ -82,9 +82,14 @@ func TestVerdictLiteralBytes(t *testing.T) {
 }
 
 func TestHelloOfALaterVersion(t *testing.T) {
-	// An unknown key, 10, with a map in it.
-	b := unhex(t, "aa"+strings.TrimPrefix(helloHex, "a9")+"0a a1 01 02")
+	// An unknown key, 24, with a map in it.
+	b := unhex(t, "aa"+strings.TrimPrefix(helloHex, "a9")+"1818 a1 01 02")
 	if h, err := decodeHello(b); err != nil || h.LanePort != 258 {
+		t.Errorf("got %+v, %v", h, err)
+	}
+	// What a network by invitation adds.
+	h, err := decodeHello(unhex(t, "ab"+strings.TrimPrefix(helloHex, "a9")+"0a 42 0102 0b 07"))
+	if err != nil || !bytes.Equal(h.Ticket, []byte{1, 2}) || h.Revocations != 7 {
 		t.Errorf("got %+v, %v", h, err)
 	}
 	// Nothing but a version and an id is a record too: it is judged, not malformed.
@@ -123,6 +128,9 @@ func TestHelloMalformed(t *testing.T) {
 		{"too many models", "a1 08 98 41" + strings.Repeat("616d", maxModels+1), "max"},
 		{"list claims 2^32 items", "a1 08 9a ffffffff 616d", "max"},
 		{"text claims 2^32 bytes", "a1 03 7a ffffffff 61", "EOF"},
+		{"ticket as text", "a1 0a 6161", "cannot unmarshal"},
+		{"long ticket", withID + "0a 590201" + strings.Repeat("00", maxTicket+1), "ticket of 513"},
+		{"revocations as text", "a1 0b 6161", "cannot unmarshal"},
 		{"nested deeply", "a1 0a" + strings.Repeat("81", 64) + "01", "nested"},
 	}
 	for _, tt := range tests {

@@ -30,6 +30,7 @@ type Host struct {
 	standings *standings
 	events    *notifier
 	peers     *registry
+	members   *membership
 	keepers   []*keeper
 	lanes     *laneServer
 
@@ -65,6 +66,8 @@ func New(cfg Config) (*Host, error) {
 	h := &Host{cfg: cfg, caps: &cfg.Capabilities, handlers: make(map[string]Handler), events: newNotifier()}
 	h.peers = newRegistry(h.events)
 	h.standings = newStandings()
+	h.members = newMembership(&cfg)
+	h.handlers[revokeProtocol] = h.serveRevocations
 	h.greetings.underWay, h.greetings.kept = make(map[network.Conn]*greeting), make(map[peer.ID]int)
 	h.greetings.left = h.greetLeft
 	h.meeter, h.providers, h.memory = newMeeter(h), newProviders(), &memory{h: h}
@@ -105,6 +108,9 @@ func (h *Host) start() error {
 		return errClosed
 	case h.node != nil:
 		return errStarted
+	}
+	if err := h.members.load(); err != nil {
+		return err
 	}
 	node, err := h.newNode()
 	if err != nil {
@@ -160,6 +166,7 @@ func (h *Host) recall() {
 func (h *Host) startLoops(ctx context.Context) {
 	h.wg.Go(func() { h.sweep(ctx) })
 	h.wg.Go(func() { h.upgradeLoop(ctx) })
+	h.wg.Go(func() { h.watchMembers(ctx) })
 	h.wg.Go(func() { h.events.run(ctx.Done()) })
 	if h.lanes != nil {
 		h.wg.Go(func() { h.lanes.run(ctx) })
@@ -319,7 +326,9 @@ func (h *Host) ownHello() (Hello, *Capabilities) {
 	if h.lanes != nil {
 		port = h.lanes.port
 	}
-	return h.cfg.hello(*h.caps, port), h.caps
+	hello := h.cfg.hello(*h.caps, port)
+	hello.Revocations = h.members.list().version()
+	return hello, h.caps
 }
 
 // upToDate reports whether said are still the capabilities of this node.

@@ -102,7 +102,7 @@ func TestLaneFallsBackToStream(t *testing.T) {
 			if tt.port != 0 {
 				moved := p.Hello
 				moved.LanePort = tt.port
-				a.peers.pass(moved, a.node.Network().ConnsToPeer(b.ID())[0])
+				a.peers.pass(moved, admission{}, a.node.Network().ConnsToPeer(b.ID())[0])
 			}
 			c, err := a.OpenLane(t.Context(), b.ID(), "echo/1")
 			if err != nil {

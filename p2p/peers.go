@@ -26,7 +26,12 @@ type Peer struct {
 
 	lane string // host:port of its lane listener, "" when it cannot be reached so
 	stay *stay
+
+	admission admission // what this node grants it
 }
+
+// Rights are those that this node grants the peer.
+func (p *Peer) Rights() Rights { return p.admission.rights }
 
 // stay is the time from a peer's first hello to its loss.
 type stay struct {
@@ -123,11 +128,11 @@ func (r *registry) begin(id peer.ID) (end func()) {
 
 // pass makes the peer that said theirs over c ready, or renews what is known of it. The
 // caller is within begin and end.
-func (r *registry) pass(theirs Hello, c network.Conn) *Peer {
+func (r *registry) pass(theirs Hello, a admission, c network.Conn) *Peer {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	e := r.entryLocked(theirs.ID)
-	p := &Peer{Hello: theirs}
+	p := &Peer{Hello: theirs, admission: a}
 	if e.ready != nil {
 		p.stay = e.ready.stay
 	} else {
