@@ -26,12 +26,12 @@ func (m *Model) Drop(file int, spans []Span) error {
 	case f.source != nil:
 		return fmt.Errorf("store: %s was imported and stays as it is: remove the model to forget it", f.path)
 	}
-	return m.evict(file, align(m.sums[file].Size, spans), true)
+	return m.evict(file, align(m.sums[file].Size, spans))
 }
 
-// evict takes groups out of the set, on disk too if durably is set, and frees them.
-// flushMu is held.
-func (m *Model) evict(file int, spans []Span, durably bool) error {
+// evict takes groups out of the set, on disk too if they may be in there, and frees
+// them. flushMu is held.
+func (m *Model) evict(file int, spans []Span) error {
 	m.mu.Lock()
 	f := m.waitGroupsLocked(file, spans)
 	out := f.held.spans(spans, true)
@@ -49,8 +49,8 @@ func (m *Model) evict(file int, spans []Span, durably bool) error {
 	}
 	m.mu.Unlock()
 	var err error
-	if durably && len(out) > 0 {
-		err = m.replaceHeld(file, durable)
+	if f.saved.intersects(gone) {
+		err = m.saveLess(file, durable)
 	}
 	if err == nil {
 		m.giveBack(file, out, costOf(gone))
@@ -67,13 +67,13 @@ func (m *Model) evict(file int, spans []Span, durably bool) error {
 	return err
 }
 
-// replaceHeld writes the set of a file that gives space back. On a full disk there is
+// saveLess writes the set of a file that gives space back. On a full disk there is
 // no room for a second one: then it is overwritten. A crash in that moment loses the
 // set, which Verify brings back, and never makes it claim too much.
-func (m *Model) replaceHeld(file int, set *groupSet) error {
+func (m *Model) saveLess(file int, set *groupSet) error {
 	path := filepath.Join(m.dir, heldName(file))
 	text := encodeHeld(m.sums[file].Root, set)
-	err := m.store.disk.replace(path, text)
+	err := m.save(file, set)
 	var full *gguf.DiskFullError
 	if !errors.As(err, &full) {
 		return err
@@ -89,5 +89,6 @@ func (m *Model) replaceHeld(file int, set *groupSet) error {
 	if err = errors.Join(err, f.Close()); err != nil {
 		return diskError(path, int64(len(text)), err)
 	}
+	m.files[file].saved = set
 	return nil
 }

@@ -145,7 +145,7 @@ func (s *Store) refer(m *Model, sources []source, trees [][]byte) error {
 		old := m.files[i]
 		f := &file{
 			path: sources[i].Path, source: &sources[i], tree: old.tree, leaves: old.leaves, busy: old.busy,
-			held: newGroupSet(sources[i].Size), pending: newGroupSet(sources[i].Size),
+			held: newGroupSet(sources[i].Size), pending: newGroupSet(sources[i].Size), saved: newGroupSet(sources[i].Size),
 		}
 		if old.data != nil {
 			old.data.Close() // nothing in it is needed any more

@@ -27,7 +27,7 @@ func (s *Store) load(id gguf.ModelID) (*Model, error) {
 	for i, mf := range man.Files {
 		f := &file{source: mf.Source, busy: make(map[int]bool)}
 		m.files = append(m.files, f)
-		f.held, f.pending = newGroupSet(mf.Size), newGroupSet(mf.Size)
+		f.held, f.pending, f.saved = newGroupSet(mf.Size), newGroupSet(mf.Size), newGroupSet(mf.Size)
 		err := m.loadTree(i)
 		if f.source != nil {
 			f.path = f.source.Path
@@ -115,7 +115,7 @@ func (m *Model) loadData(i int) error {
 		err = fmt.Errorf("%s has %d bytes, want %d", f.path, info.Size(), sum.Size)
 	}
 	if err == nil || errors.Is(err, fs.ErrNotExist) && info.Size() == sum.Size {
-		f.held = held
+		f.held, f.saved = held, held.clone()
 		m.punch(i, f.held.spans([]Span{{0, sum.Size}}, false))
 	} else {
 		f.suspect = true

@@ -46,7 +46,8 @@ type file struct {
 	extra   int64    // bytes on disk that are in no held group, and could not be freed
 
 	held    *groupSet
-	pending *groupSet    // held, but not in the set on disk
+	pending *groupSet    // held, but not surely in the set on disk
+	saved   *groupSet    // what the set on disk may hold; guarded by flushMu
 	busy    map[int]bool // being written or given back
 	drops   uint64       // how often groups left the set, for reads that ran meanwhile
 }

@@ -68,6 +68,23 @@ func (g *groupSet) remove(i int) {
 	}
 }
 
+// union adds the groups of a set of the same file.
+func (g *groupSet) union(o *groupSet) {
+	for i := range o.each() {
+		g.add(i)
+	}
+}
+
+// intersects reports whether a group is in both of two sets of the same file.
+func (g *groupSet) intersects(o *groupSet) bool {
+	for i, w := range g.words {
+		if w&o.words[i] != 0 {
+			return true
+		}
+	}
+	return false
+}
+
 func (g *groupSet) fill() {
 	for i := range groupCount(g.size) {
 		g.add(i)

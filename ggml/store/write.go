@@ -332,7 +332,7 @@ func (m *Model) flushFile(file int) error {
 	all := []Span{{0, pend.size}}
 	if err := m.store.disk.sync(f.data); err != nil {
 		// The system may have dropped the bytes: nobody can say what is on disk.
-		return errors.Join(diskError(f.path, pend.bytes, err), m.evict(file, pend.spans(all, true), false))
+		return errors.Join(diskError(f.path, pend.bytes, err), m.evict(file, pend.spans(all, true)))
 	}
 	m.mu.Lock()
 	durable := f.held.clone()
@@ -342,13 +342,24 @@ func (m *Model) flushFile(file int) error {
 		}
 	}
 	m.mu.Unlock()
-	if err := m.store.disk.replace(filepath.Join(m.dir, heldName(file)), encodeHeld(m.sums[file].Root, durable)); err != nil {
+	if err := m.save(file, durable); err != nil {
 		return err
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.settledLocked(f, pend)
 	return nil
+}
+
+// save writes the set of a file. flushMu is held.
+func (m *Model) save(file int, set *groupSet) error {
+	f := m.files[file]
+	f.saved.union(set) // as it may be on disk after an error too
+	err := m.store.disk.replace(filepath.Join(m.dir, heldName(file)), encodeHeld(m.sums[file].Root, set))
+	if err == nil {
+		f.saved = set
+	}
+	return err
 }
 
 // settledLocked takes groups out of what waits to become durable.

@@ -1,0 +1,301 @@
+package store
+
+import (
+	"bufio"
+	"bytes"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+)
+
+var errCrash = errors.New("crashed")
+
+// crasher lets every change on disk fail from the given one on, as if the process had
+// died there. It keeps what each file held when it was last made durable.
+type crasher struct {
+	left   int
+	synced map[string][]byte
+}
+
+func (c *crasher) before(op, path string) error {
+	if c.left <= 0 {
+		return errCrash
+	}
+	c.left--
+	if op == "sync" && strings.HasSuffix(path, ".gguf") {
+		b, err := os.ReadFile(path)
+		if err != nil {
+			return err
+		}
+		c.synced[filepath.Base(path)] = b
+	}
+	return nil
+}
+
+// losePower takes from the data files what was not made durable. What was given back
+// to the disk stays gone: that is the worst that can happen.
+func (c *crasher) losePower(t *testing.T, dir string) {
+	paths, err := filepath.Glob(filepath.Join(dir, "*", "*.gguf"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range paths {
+		now, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		durable := c.synced[filepath.Base(path)]
+		for off := 0; off < len(now); off += Group {
+			group := now[off:min(off+Group, len(now))]
+			if bytes.Equal(group, make([]byte, len(group))) {
+				continue
+			}
+			clear(group)
+			if off < len(durable) {
+				copy(group, durable[off:])
+			}
+		}
+		if err := os.WriteFile(path, now, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// scenario is a life of a store. sure are the groups of file 0 that must be held
+// whatever happens later.
+func (fx *fixture) scenario(s *Store, sure map[int]bool) error {
+	m, err := s.Create(fx.id, fx.sums)
+	if err != nil {
+		return err
+	}
+	flush := func(groups ...int) error {
+		err := m.Flush()
+		for _, g := range groups {
+			sure[g] = err == nil
+		}
+		return err
+	}
+	steps := []func() error{
+		func() error { return m.SetTree(0, fx.trees[0]) },
+		func() error { return m.SetTree(1, fx.trees[1]) },
+		func() error { return fx.write(m, 0, Span{0, 3 * Group}) },
+		func() error { return flush(0, 1, 2) },
+		func() error { return fx.write(m, 0, Span{4 * Group, 2 * Group}) },
+		func() error { return fx.write(m, 1, fx.whole(1)) },
+		func() error { delete(sure, 1); return m.Drop(0, []Span{{Group, Group}, {4 * Group, Group}}) },
+		func() error { return fx.write(m, 0, Span{Group, Group}) },
+		func() error { return flush(1, 5) },
+		func() error { return s.Pin(fx.id, true) },
+		func() error { delete(sure, 0); return m.Drop(0, []Span{{0, Group}}) },
+		func() error { return fx.write(m, 0, fx.whole(0)) },
+		func() error { return flush(0, 3, 4, 6) },
+	}
+	for _, step := range steps {
+		if err := step(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// TestCrashAnywhere stops a store before each change on disk that it makes, as a kill
+// and as a loss of power, and looks at what the next one finds.
+func TestCrashAnywhere(t *testing.T) {
+	fx := newFixture(randomData(1, 6*Group+77), randomData(2, Group+1))
+	for _, power := range []bool{false, true} {
+		for at, finished := 0, false; !finished; at++ {
+			dir := t.TempDir()
+			c := &crasher{left: at, synced: make(map[string][]byte)}
+			s, err := open(dir, 0, &disk{before: c.before})
+			if err != nil {
+				t.Fatal(err)
+			}
+			sure := make(map[int]bool)
+			err = fx.scenario(s, sure)
+			if finished = err == nil; !finished && !errors.Is(err, errCrash) {
+				t.Fatalf("crash before change %d: %v", at, err)
+			}
+			c.left = 0
+			s.Close() // fails, as the process is dead
+			if power {
+				c.losePower(t, dir)
+			}
+			fx.checkSurvivor(t, dir, sure, fmt.Sprintf("crash before change %d, power lost %v", at, power))
+			if at > 200 {
+				t.Fatal("the scenario does not end")
+			}
+		}
+	}
+}
+
+// checkSurvivor opens a store after a crash: it must hold what is sure, nothing wrong,
+// and be able to go on.
+func (fx *fixture) checkSurvivor(t *testing.T, dir string, sure map[int]bool, what string) {
+	t.Helper()
+	c := &crasher{left: 1 << 30, synced: make(map[string][]byte)}
+	s, err := open(dir, 0, &disk{before: c.before})
+	if err != nil {
+		t.Fatalf("%s: %v", what, err)
+	}
+	defer func() { c.left = 0; s.Close() }() // quickly: nobody opens it again
+	if p := s.Problems(); len(p) > 0 {
+		t.Errorf("%s: %v", what, p)
+	}
+	if left, _ := filepath.Glob(filepath.Join(dir, ".*")); len(left) > 0 {
+		t.Errorf("%s: left %v", what, left)
+	}
+	if m := s.Model(fx.id); m != nil {
+		fx.checkHeld(t, m)
+		for g, must := range sure {
+			if must && !m.Holds(0, int64(g)*Group, 1) {
+				t.Errorf("%s: group %d was durable and is lost", what, g)
+			}
+		}
+	} else if len(sure) > 0 {
+		t.Errorf("%s: the model is lost", what)
+	}
+	m := fx.create(t, s)
+	for i := range fx.data {
+		fx.mustWrite(t, m, i, fx.whole(i))
+	}
+	if !m.Complete() {
+		t.Errorf("%s: the model could not be completed", what)
+	}
+	fx.checkHeld(t, m)
+}
+
+// The child that TestKill kills writes, drops and flushes groups at random for ever.
+// It says on its standard output, before or after it happens, what the parent may
+// count on: "drop N" before, "flushed N N …" after.
+const killedEnv = "KVASIR_STORE_TEST_DIR"
+
+const killedGroups = 96
+
+func killedFixture() *fixture { return newFixture(randomData(9, killedGroups*Group-1000)) }
+
+func TestMain(m *testing.M) {
+	if dir := os.Getenv(killedEnv); dir != "" {
+		err := killedChild(dir)
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	os.Exit(m.Run())
+}
+
+func killedChild(dir string) error {
+	fx := killedFixture()
+	s, err := Open(dir, 0)
+	if err != nil {
+		return err
+	}
+	m, err := s.Create(fx.id, fx.sums)
+	if err != nil {
+		return err
+	}
+	if err := m.SetTree(0, fx.trees[0]); err != nil {
+		return err
+	}
+	for err == nil {
+		g := rand.IntN(killedGroups)
+		n := min(1+rand.IntN(4), killedGroups-g)
+		span := Span{int64(g) * Group, min(int64(n)*Group, fx.sums[0].Size-int64(g)*Group)}
+		switch rand.IntN(8) {
+		case 0:
+			fmt.Println("drop", g, g+n)
+			err = m.Drop(0, []Span{span})
+		case 1, 2:
+			held := slices.Collect(groupsIn(m.Held(0)))
+			err = m.Flush()
+			fmt.Println("flushed", strings.Trim(fmt.Sprint(held), "[]"))
+		default:
+			err = fx.write(m, 0, span)
+		}
+	}
+	return err
+}
+
+func TestKill(t *testing.T) {
+	fx, dir := killedFixture(), t.TempDir()
+	kept := 0
+	for round := range 8 {
+		child := exec.Command(os.Args[0])
+		child.Env = append(os.Environ(), killedEnv+"="+dir)
+		var stderr bytes.Buffer
+		child.Stderr = &stderr
+		out, err := child.StdoutPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := child.Start(); err != nil {
+			t.Fatal(err)
+		}
+		sure := make(map[int]bool)
+		lines := bufio.NewScanner(out)
+		lines.Buffer(nil, 1<<20)
+		for n := 0; lines.Scan(); n++ {
+			if n == 0 { // it lives: now its time is measured
+				time.AfterFunc(time.Duration(rand.IntN(400))*time.Millisecond, func() { child.Process.Kill() })
+			}
+			readPromise(t, lines.Text(), sure)
+		}
+		if err := child.Wait(); child.ProcessState.Exited() {
+			t.Fatalf("round %d: the child ended by itself: %v: %s", round, err, stderr.String())
+		}
+		s, err := Open(dir, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		m := s.Model(fx.id)
+		if m == nil || len(s.Problems()) > 0 {
+			t.Fatalf("round %d: model %v, problems %v", round, m, s.Problems())
+		}
+		fx.checkHeld(t, m)
+		for g := range sure {
+			if !m.Holds(0, int64(g)*Group, 1) {
+				t.Errorf("round %d: group %d was flushed and is lost", round, g)
+			}
+		}
+		kept += len(sure)
+		if err := s.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if kept == 0 {
+		t.Error("no child flushed anything before it was killed: nothing was tested")
+	}
+}
+
+// readPromise takes in one line of the child, which is short enough to be written to a
+// pipe in one piece.
+func readPromise(t *testing.T, line string, sure map[int]bool) {
+	fields := strings.Fields(line)
+	if len(fields) == 0 {
+		return
+	}
+	var groups []int
+	for _, f := range fields[1:] {
+		g, err := strconv.Atoi(f)
+		if err != nil {
+			t.Fatalf("the child said %q", line)
+		}
+		groups = append(groups, g)
+	}
+	switch fields[0] {
+	case "drop":
+		for g := groups[0]; g < groups[1]; g++ {
+			delete(sure, g)
+		}
+	case "flushed":
+		for _, g := range groups {
+			sure[g] = true
+		}
+	}
+}
