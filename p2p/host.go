@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/libp2p/go-libp2p"
 	"github.com/libp2p/go-libp2p-kad-dht"
 	"github.com/libp2p/go-libp2p/core/host"
 	"github.com/libp2p/go-libp2p/core/network"
@@ -28,6 +29,8 @@ var (
 type Host struct {
 	cfg       Config
 	standings *standings
+	gossip    *gossip
+	makeNode  func(...libp2p.Option) (host.Host, error) // nil: newNode
 	events    *notifier
 	peers     *registry
 	members   *membership
@@ -68,6 +71,9 @@ func New(cfg Config) (*Host, error) {
 	h.standings = newStandings()
 	h.members = newMembership(&cfg)
 	h.handlers[revokeProtocol] = h.serveRevocations
+	h.gossip = newGossip(h)
+	h.events.watch(h.gossip)
+	h.handlers[pullProtocol] = h.gossip.answerPull
 	h.greetings.underWay, h.greetings.kept = make(map[network.Conn]*greeting), make(map[peer.ID]int)
 	h.greetings.left = h.greetLeft
 	h.meeter, h.providers, h.memory = newMeeter(h), newProviders(), &memory{h: h}
@@ -83,6 +89,22 @@ func New(cfg Config) (*Host, error) {
 
 // looks reports whether this node looks for peers that it was not told of.
 func (h *Host) looks() bool { return h.cfg.DHT || h.cfg.MDNS || h.cfg.Remember != "" }
+
+// NewOn is New for a host that works on the libp2p host which node makes at Start, with at
+// least the given options: the identity, and who is kept out. It may listen already;
+// cfg.Listen is listened on as well, when set. There are no lanes.
+func NewOn(cfg Config, node func(...libp2p.Option) (host.Host, error)) (*Host, error) {
+	if cfg.Listen == nil {
+		cfg.Listen = []string{}
+	}
+	cfg.NoLane = true
+	h, err := New(cfg)
+	if err != nil {
+		return nil, err
+	}
+	h.makeNode = node
+	return h, nil
+}
 
 // ID is the own peer id.
 func (h *Host) ID() peer.ID { return h.cfg.Identity.id }
@@ -112,7 +134,7 @@ func (h *Host) start() error {
 	if err := h.members.load(); err != nil {
 		return err
 	}
-	node, err := h.newNode()
+	node, err := h.openNode()
 	if err != nil {
 		return fmt.Errorf("p2p: %w", err)
 	}
@@ -135,9 +157,24 @@ func (h *Host) start() error {
 	return h.seekRelays()
 }
 
+// openNode makes the libp2p host.
+func (h *Host) openNode() (host.Host, error) {
+	if h.makeNode == nil {
+		return h.newNode()
+	}
+	node, err := h.makeNode(libp2p.Identity(h.cfg.Identity.key), libp2p.ConnectionGater(doorkeeper{h.standings}))
+	if err == nil && node.ID() != h.ID() {
+		err = errors.Join(fmt.Errorf("libp2p host is %s, want %s", node.ID(), h.ID()), node.Close())
+	}
+	return node, err
+}
+
 // startServices starts what serves others, before they can connect.
 func (h *Host) startServices(ctx context.Context) error {
 	err := h.subscribe(ctx)
+	if err == nil {
+		err = h.gossip.start(ctx)
+	}
 	if err == nil && h.cfg.DHT {
 		h.dht, err = newDHT(h)
 	}
@@ -167,6 +204,7 @@ func (h *Host) startLoops(ctx context.Context) {
 	h.wg.Go(func() { h.sweep(ctx) })
 	h.wg.Go(func() { h.upgradeLoop(ctx) })
 	h.wg.Go(func() { h.watchMembers(ctx) })
+	h.wg.Go(func() { h.gossip.run(ctx) })
 	h.wg.Go(func() { h.events.run(ctx.Done()) })
 	if h.lanes != nil {
 		h.wg.Go(func() { h.lanes.run(ctx) })
