@@ -9,6 +9,7 @@ import "C"
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 
@@ -76,7 +77,73 @@ func (k *Kernel) SliceBytes(m *gguf.Model, s gguf.Slice) (held, passing int64, e
 func (k *Kernel) DropSlice(s gguf.Slice) error {
 	k.loading.Lock()
 	defer k.loading.Unlock()
-	var gone []*bank
+	gone, err := k.within(s)
+	if err != nil {
+		return err
+	}
+	k.mu.Lock()
+	for _, b := range gone {
+		k.removeLocked(b)
+	}
+	k.mu.Unlock()
+	freeBanks(gone)
+	C.kv_memory_trim()
+	return nil
+}
+
+// ReplaceSlice keeps of a slice, which was loaded in one piece, the parts rest, each
+// of which can then be dropped by itself, and frees the others, all while calls are
+// computed. Until it returns both are in memory. On an error nothing has changed.
+func (k *Kernel) ReplaceSlice(ctx context.Context, m *gguf.Model, s gguf.Slice, rest ...gguf.Slice) error {
+	if len(rest) == 0 {
+		return k.DropSlice(s)
+	}
+	k.loading.Lock()
+	defer k.loading.Unlock()
+	gone, err := k.within(s)
+	if err != nil {
+		return err
+	}
+	var banks []*bank
+	for _, r := range rest {
+		if !s.Layers.Covers(r.Layers) || !s.Experts.Covers(r.Experts) {
+			return fmt.Errorf("slice %v is no part of %v", r, s)
+		}
+		list, err := planSlices(m, []gguf.Slice{r})
+		if err != nil {
+			return err
+		}
+		banks = append(banks, list...)
+	}
+	k.expect(m)
+	if err = k.fill(ctx, banks); err == nil {
+		err = k.swap(gone, banks)
+	}
+	if err != nil {
+		gone = banks
+	}
+	freeBanks(gone)
+	C.kv_memory_trim()
+	return err
+}
+
+// swap takes banks in for others, which it does not free, all or none.
+func (k *Kernel) swap(gone, banks []*bank) error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for _, b := range gone {
+		k.removeLocked(b)
+	}
+	err := k.takeInLocked(banks)
+	if err != nil { // what was built before is built again
+		err = errors.Join(err, k.takeInLocked(gone))
+	}
+	return err
+}
+
+// within returns the banks in a slice, which cuts none.
+func (k *Kernel) within(s gguf.Slice) ([]*bank, error) {
+	var found []*bank
 	for layer, banks := range k.banks {
 		if !s.Layers.Contains(layer) {
 			continue
@@ -87,24 +154,17 @@ func (k *Kernel) DropSlice(s gguf.Slice) error {
 				inside += r.Intersect(s.Experts).Len()
 			}
 			if inside > 0 && inside < b.held() {
-				return fmt.Errorf("slice %v cuts the experts %v of layer %d, which were loaded together: drop them together", s, b.ranges, layer)
+				return nil, fmt.Errorf("slice %v cuts the experts %v of layer %d, which were loaded together: drop them together", s, b.ranges, layer)
 			}
 			if inside > 0 {
-				gone = append(gone, b)
+				found = append(found, b)
 			}
 		}
 	}
-	if len(gone) == 0 {
-		return fmt.Errorf("slice %v: %w", s, ErrNotLoaded)
+	if len(found) == 0 {
+		return nil, fmt.Errorf("slice %v: %w", s, ErrNotLoaded)
 	}
-	k.mu.Lock()
-	for _, b := range gone {
-		k.removeLocked(b)
-	}
-	k.mu.Unlock()
-	freeBanks(gone)
-	C.kv_memory_trim()
-	return nil
+	return found, nil
 }
 
 // planSlices makes a bank for every MoE layer of some slices.
@@ -174,6 +234,10 @@ func (k *Kernel) fill(ctx context.Context, banks []*bank) error {
 func (k *Kernel) takeIn(banks []*bank) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
+	return k.takeInLocked(banks)
+}
+
+func (k *Kernel) takeInLocked(banks []*bank) error {
 	for i, b := range banks {
 		if err := k.addLocked(b); err != nil {
 			for _, b := range banks[:i+1] {

@@ -220,3 +220,53 @@ func TestSliceAllOrNothing(t *testing.T) {
 		t.Errorf("loaded again: %v", err)
 	}
 }
+
+// Half of what was loaded as one is given up while the other half goes on being
+// computed, and can then be dropped by itself.
+func TestReplaceSlice(t *testing.T) {
+	rt := openRuntime(t)
+	in := sineRow()
+	want := oracle(t, rt, twoLayers.Begin, in)
+	k, m, prog := sliceKernel(t, rt)
+	var stop atomic.Bool
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		out := make([]float32, 256)
+		for i := 0; !stop.Load(); i++ {
+			e := int32(4 + i%4)
+			if err := k.Compute(prog, in, []int32{0}, []int32{e}, out); err != nil || !slices.Equal(out, want[e]) {
+				t.Errorf("expert %d, which stays: %v", e, err)
+				return
+			}
+		}
+	})
+	before := k.Bytes()
+	tests := []struct {
+		name string
+		err  string
+		do   func() error
+	}{
+		{"a part of another slice", "is no part of", func() error { return k.ReplaceSlice(t.Context(), m, experts(0, 8), experts(4, 9)) }},
+		{"cuts", "cuts the experts", func() error { return k.ReplaceSlice(t.Context(), m, experts(0, 4), experts(0, 2)) }},
+		{"not loaded", ErrNotLoaded.Error(), func() error { return k.ReplaceSlice(t.Context(), m, experts(8, 16), experts(8, 9)) }},
+		{"half", "", func() error { return k.ReplaceSlice(t.Context(), m, experts(0, 8), experts(4, 8)) }},
+	}
+	for _, tt := range tests {
+		err := tt.do()
+		if tt.err == "" && err != nil || tt.err != "" && (err == nil || !strings.Contains(err.Error(), tt.err)) {
+			t.Errorf("%s: error %v, want %q", tt.name, err, tt.err)
+		}
+	}
+	if got := k.Bytes(); got != before/2 {
+		t.Errorf("%d bytes after half of %d was given up", got, before)
+	}
+	out := make([]float32, 256)
+	if err := k.Compute(prog, in, []int32{0}, []int32{1}, out); !errors.Is(err, ErrNotLoaded) {
+		t.Errorf("an expert that was given up: %v", err)
+	}
+	stop.Store(true)
+	wg.Wait()
+	if err := k.ReplaceSlice(t.Context(), m, experts(4, 8)); err != nil || k.Bytes() != 0 {
+		t.Errorf("drop the rest: %v, %d bytes left", err, k.Bytes())
+	}
+}

@@ -39,6 +39,9 @@ func (*Kernel) DropSlice(gguf.Slice) error                  { return ErrNoLibrar
 func (*Kernel) LoadSlice(context.Context, *gguf.Model, gguf.Slice) error {
 	return ErrNoLibrary
 }
+func (*Kernel) ReplaceSlice(context.Context, *gguf.Model, gguf.Slice, ...gguf.Slice) error {
+	return ErrNoLibrary
+}
 func (*Kernel) SliceBytes(*gguf.Model, gguf.Slice) (held, passing int64, err error) {
 	return 0, 0, ErrNoLibrary
 }
