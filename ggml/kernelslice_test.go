@@ -257,7 +257,7 @@ func TestReplaceSlice(t *testing.T) {
 			t.Errorf("%s: error %v, want %q", tt.name, err, tt.err)
 		}
 	}
-	if got := k.Bytes(); got != before/2 {
+	if got := k.Bytes(); got > before*6/10 || got < before*4/10 {
 		t.Errorf("%d bytes after half of %d was given up", got, before)
 	}
 	out := make([]float32, 256)
