@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 )
@@ -21,11 +22,24 @@ var errCrash = errors.New("crashed")
 // crasher lets every change on disk fail from the given one on, as if the process had
 // died there. It keeps what each file held when it was last made durable.
 type crasher struct {
-	left   int
+	mu     sync.Mutex
+	left   int // changes until the crash
 	synced map[string][]byte
 }
 
+func newCrasher(left int) *crasher {
+	return &crasher{left: left, synced: make(map[string][]byte)}
+}
+
+func (c *crasher) dieAfter(changes int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.left = changes
+}
+
 func (c *crasher) before(op, path string) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	if c.left <= 0 {
 		return errCrash
 	}
@@ -113,7 +127,7 @@ func TestCrashAnywhere(t *testing.T) {
 	for _, power := range []bool{false, true} {
 		for at, finished := 0, false; !finished; at++ {
 			dir := t.TempDir()
-			c := &crasher{left: at, synced: make(map[string][]byte)}
+			c := newCrasher(at)
 			s, err := open(dir, 0, &disk{before: c.before})
 			if err != nil {
 				t.Fatal(err)
@@ -123,7 +137,7 @@ func TestCrashAnywhere(t *testing.T) {
 			if finished = err == nil; !finished && !errors.Is(err, errCrash) {
 				t.Fatalf("crash before change %d: %v", at, err)
 			}
-			c.left = 0
+			c.dieAfter(0)
 			s.Close() // fails, as the process is dead
 			if power {
 				c.losePower(t, dir)
@@ -140,12 +154,12 @@ func TestCrashAnywhere(t *testing.T) {
 // and be able to go on.
 func (fx *fixture) checkSurvivor(t *testing.T, dir string, sure map[int]bool, what string) {
 	t.Helper()
-	c := &crasher{left: 1 << 30, synced: make(map[string][]byte)}
+	c := newCrasher(1 << 30)
 	s, err := open(dir, 0, &disk{before: c.before})
 	if err != nil {
 		t.Fatalf("%s: %v", what, err)
 	}
-	defer func() { c.left = 0; s.Close() }() // quickly: nobody opens it again
+	defer func() { c.dieAfter(0); s.Close() }() // quickly: nobody opens it again
 	if p := s.Problems(); len(p) > 0 {
 		t.Errorf("%s: %v", what, p)
 	}

@@ -38,6 +38,14 @@ func align(size int64, spans []Span) []Span {
 	return merged
 }
 
+// length returns how many bytes there are in spans that do not overlap.
+func length(spans []Span) (n int64) {
+	for _, s := range spans {
+		n += s.Len
+	}
+	return n
+}
+
 // groupSet is a set of the groups of one file.
 type groupSet struct {
 	size  int64 // of the file

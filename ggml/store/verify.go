@@ -19,9 +19,7 @@ type DamagedError struct {
 func (e *DamagedError) Error() string {
 	n := int64(0)
 	for _, spans := range e.Spans {
-		for _, s := range spans {
-			n += s.Len
-		}
+		n += length(spans)
 	}
 	return fmt.Sprintf("store: model %s: %d bytes had changed on disk, they are not held any more: fetch or import them again, and check the disk", e.Model, n)
 }
@@ -62,13 +60,6 @@ func (s *Store) Verify(ctx context.Context, id gguf.ModelID, progress func(done,
 		errs = append(errs, damaged)
 	}
 	return errors.Join(errs...)
-}
-
-func length(spans []Span) (n int64) {
-	for _, s := range spans {
-		n += s.Len
-	}
-	return n
 }
 
 // toVerify returns what is held of a file, or all of one whose set was lost.

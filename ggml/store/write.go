@@ -183,9 +183,9 @@ func (m *Model) write(file int, off int64, data []byte) error {
 		return err
 	}
 	if err = m.store.charge(m, cost); err == nil {
-		for _, s := range claimed {
+		for i, s := range claimed {
 			if err = m.store.disk.writeAt(f.data, data[s.Off-off:s.end()-off], s.Off); err != nil {
-				err = diskError(f.path, cost, err)
+				err = diskError(f.path, length(claimed[i:]), err)
 				m.giveBack(file, claimed, cost)
 				break
 			}
