@@ -3,6 +3,7 @@ package experts
 import (
 	"context"
 	"fmt"
+	"math/rand/v2"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -65,6 +66,7 @@ func (d *Dispatcher) Compute(ctx context.Context, call *Call) error {
 	if err != nil {
 		return err
 	}
+	p.count(d, call.IDs)
 	if !p.settled.Load() {
 		if err := d.settle(ctx, p); err != nil {
 			return err
@@ -91,6 +93,8 @@ type run struct {
 	call    *Call
 	program *program
 	only    *session // nobody else is asked; nil: whoever is best
+	via     *routes  // instead of the program's; with only
+	except  *session // is not asked
 
 	planner place.Planner
 	peers   []place.Peer
@@ -101,6 +105,11 @@ type run struct {
 	here    []int32 // pairs for the local kernel
 	parts   []*part // asked and not collected
 	free    []*part
+	late    []*part // scratch of collect: to be hedged
+	lost    []int32 // scratch of collect
+	race    race
+	hedging bool   // parts that are sent are second ones
+	dice    uint64 // state of jitter
 
 	busy    []busyPeer
 	reasons []string
@@ -144,13 +153,13 @@ func (l *runList) get(d *Dispatcher, done <-chan struct{}) *run {
 		l.list = l.list[:last]
 		return r
 	}
-	r := &run{d: d, event: make(chan struct{}, 1)}
+	r := &run{d: d, event: make(chan struct{}, 1), dice: rand.Uint64() | 1}
 	r.planner.TouchCost = touchCost
 	return r
 }
 
 func (l *runList) put(r *run) {
-	r.call, r.program, r.only = nil, nil, nil
+	r.call, r.program, r.only, r.via = nil, nil, nil, nil
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.list = append(l.list, r)
@@ -184,7 +193,7 @@ func (r *run) watch(ctx context.Context) {
 func (r *run) compute(ctx context.Context, p *program, call *Call) error {
 	r.call, r.program = call, p
 	r.busy, r.reasons, r.missing, r.localFailed = r.busy[:0], r.reasons[:0], time.Time{}, false
-	r.pending = r.pending[:0]
+	r.race.on, r.pending = false, r.pending[:0]
 	for i := range call.IDs {
 		r.pending = append(r.pending, int32(i))
 	}
@@ -221,7 +230,7 @@ func (r *run) compute(ctx context.Context, p *program, call *Call) error {
 
 // patience is how long pairs may have nobody to ask.
 func (r *run) patience() time.Duration {
-	if r.only != nil {
+	if r.only != nil && (!r.onlyBusy || r.only.over()) {
 		return 0
 	}
 	if r.onlyBusy {
@@ -292,30 +301,48 @@ func (r *run) setAlarm(now, next time.Time) {
 }
 
 // collect takes back the parts that are done or late. The pairs of those that failed are
-// pending again.
+// pending again, unless another part has them.
 func (r *run) collect() time.Time {
 	now := time.Now()
+	r.late = r.late[:0]
 	r.parts = slices.DeleteFunc(r.parts, func(p *part) bool {
-		if !p.done.Load() && !r.late(p, now) {
+		if !p.done.Load() && !r.isLate(p, now) {
 			return false
 		}
-		if p.err != nil {
-			r.failed(p, now)
-		} else if len(r.busy) > 0 {
+		if p.err == nil && len(r.busy) > 0 {
 			r.hasRoom(p.s)
+		}
+		lost := p.pairs
+		if r.race.on {
+			r.lost = r.race.settle(p, r.lost[:0])
+			lost = r.lost
+		}
+		if p.err != nil {
+			r.failed(p, lost, now)
 		}
 		r.recycle(p)
 		return true
 	})
+	if r.race.on {
+		r.endRaces(now)
+	}
+	for _, p := range r.late {
+		r.hedge(p, now)
+	}
 	return now
 }
 
-// late says whether a part that is not done is to be given up, and then takes it back. Half
-// way to its deadline the worker is probed, so that at the deadline it is known whether it
-// lives. A worker that lives is waited for, up to MaxDeadline, if nobody else can compute the
-// part.
-func (r *run) late(p *part, now time.Time) bool {
+// isLate says whether a part that is not done is to be given up, and then takes it back. When it
+// is later than most it is to be hedged. Half way to its deadline the worker is probed, so that
+// at the deadline it is known whether it lives. A worker that lives is waited for, up to
+// MaxDeadline, if nobody else can compute the part.
+func (r *run) isLate(p *part, now time.Time) bool {
 	if now.Before(p.alarm) {
+		return false
+	}
+	if !p.half.IsZero() {
+		p.alarm, p.half = p.half, time.Time{}
+		r.late = append(r.late, p)
 		return false
 	}
 	if now.Before(p.deadline) {
@@ -347,13 +374,13 @@ func (r *run) recycle(p *part) {
 	r.free = append(r.free, p)
 }
 
-// failed puts the pairs of a part back, for someone else.
-func (r *run) failed(p *part, now time.Time) {
+// failed takes in why a part failed, and puts what was lost with it back, for someone else.
+func (r *run) failed(p *part, lost []int32, now time.Time) {
 	if e, ok := p.err.(*RemoteError); ok && e.Code == CodeBusy {
 		r.isBusy(p.s, now)
 	}
 	r.note(p.s, p.err)
-	r.pending = append(r.pending, p.pairs...)
+	r.pending = append(r.pending, lost...)
 	slices.Sort(r.pending)
 }
 

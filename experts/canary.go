@@ -5,7 +5,368 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
+	"time"
 )
+
+// Before a worker is given calls for the experts of a span, it must have computed a row with
+// some of them, and where others can compute the same row most of them must agree. The
+// backbone's own copy is always right; between workers that differ, those that serve already
+// stand against a single newcomer.
+const (
+	// tolerance is how far, relative to its length, a row may lie from another backend's.
+	tolerance = 0.05
+	// witnesses is how many others are asked for a row, if there is no own copy.
+	witnesses = 2
+	// triedSpans bounds the spans that are tried in one call.
+	triedSpans = 64
+	// sampled bounds the elements of a row that are kept.
+	sampled = 512
+	// mostEvidence bounds the experts of a program of which rows are kept.
+	mostEvidence = 256
+
+	firstProofRetry = 500 * time.Millisecond
+	lastProofRetry  = 30 * time.Second
+)
+
+// programState is what a session's worker said about a program and showed of it.
+type programState struct {
+	answered bool
+	refused  string // why; empty if accepted
+	proved   []span // what calls are sent for
+	failed   []span // what was tried last, in vain
+	trouble  string // why
+	retry    time.Time
+	wait     time.Duration // the pause before retry
+}
+
+// open says whether a first call of the program should wait: the worker was not heard or tried.
+func (st *programState) open(offered []span) bool {
+	return !st.answered || st.refused == "" && len(subtract(offered, union(st.proved, st.failed))) > 0
+}
+
+// evidence is a row that somebody computed for a canary.
+type evidence struct {
+	by  *session // nil: the backbone's own copy
+	row []float32
+}
+
+func (s *session) tellProver() {
+	select {
+	case s.unproved <- struct{}{}:
+	default:
+	}
+}
+
+// prove tries what the worker offers, until ctx ends.
+func (s *session) prove(ctx context.Context) {
+	for ctx.Err() == nil {
+		p, spans, at := s.d.nextProof(s, time.Now())
+		if p != nil {
+			s.d.tryOut(ctx, s, p, spans)
+			continue
+		}
+		var later <-chan time.Time
+		if !at.IsZero() {
+			later = time.After(time.Until(at))
+		}
+		select {
+		case <-ctx.Done():
+		case <-s.unproved:
+		case <-later:
+		}
+	}
+}
+
+// nextProof returns what a worker has to be tried for, or when there will be something.
+func (d *Dispatcher) nextProof(s *session, now time.Time) (p *program, spans []span, at time.Time) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, layer := range *d.programs.Load() {
+		for _, p := range layer {
+			st := s.programs[p]
+			if st == nil || !st.answered || st.refused != "" {
+				continue
+			}
+			spans = subtract(spansOf(s.offer.Slices, p.layer), st.proved)
+			if fresh := subtract(spans, st.failed); len(fresh) > 0 {
+				spans = fresh
+			} else if len(spans) > 0 && now.Before(st.retry) {
+				if at.IsZero() || st.retry.Before(at) {
+					at = st.retry
+				}
+				continue
+			}
+			if len(spans) > 0 {
+				return p, spans[:min(len(spans), triedSpans)], at
+			}
+		}
+	}
+	return nil, nil, at
+}
+
+// tryOut has a worker compute rows for some spans, has others compute them too, and judges.
+func (d *Dispatcher) tryOut(ctx context.Context, s *session, p *program, spans []span) {
+	experts := d.sample(p, spans)
+	rows, err := d.rowsOf(ctx, s, p, experts)
+	if ctx.Err() != nil {
+		return
+	}
+	if err == nil {
+		d.callWitnesses(ctx, s, p, experts)
+	}
+	wrong := d.judge(s, p, spans, experts, rows, err)
+	for _, w := range wrong {
+		d.cfg.Logger.Warn("expert worker failed a canary", "peer", w.peer, "layer", p.layer)
+		d.cfg.Fault(w.peer, fmt.Errorf("a canary of layer %d was answered wrongly", p.layer))
+		w.penalise(faultWeight, false)
+	}
+}
+
+// sample chooses the experts to try: the first of each span, and one of which others' rows are
+// known.
+func (d *Dispatcher) sample(p *program, spans []span) (experts []int32) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, sp := range spans {
+		experts = append(experts, sp.from)
+		for e := range p.evidence {
+			if sp.from < e && e < sp.to {
+				experts = append(experts, e)
+				break
+			}
+		}
+	}
+	return experts
+}
+
+// canaryRow is the row that is computed, other ones in every process.
+func (d *Dispatcher) canaryRow(width int) []float32 {
+	row := make([]float32, width)
+	for i := range row {
+		row[i] = float32(math.Sin(d.phase + float64(i)))
+	}
+	return row
+}
+
+// rowsOf has one worker compute the canary row with some experts, whatever it has proved.
+func (d *Dispatcher) rowsOf(ctx context.Context, s *session, p *program, experts []int32) ([]float32, error) {
+	call := &Call{
+		Layer: p.layer, Program: p.bytes, RowWidth: p.rowWidth, OutWidth: p.outWidth, RowsPerToken: 1,
+		Used: len(experts), IDs: experts, Rows: d.canaryRow(p.rowWidth), Out: make([]float32, len(experts)*p.outWidth),
+	}
+	if err := call.validate(); err != nil {
+		return nil, err
+	}
+	r := d.runs.get(d, ctx.Done())
+	defer d.runs.put(r)
+	r.only, r.via = s, onlyRoutes(s, experts)
+	if err := r.compute(ctx, p, call); err != nil {
+		return nil, err
+	}
+	return call.Out, nil
+}
+
+// callWitnesses has the own copy, or else others who hold the same experts, compute the row.
+func (d *Dispatcher) callWitnesses(ctx context.Context, s *session, p *program, experts []int32) {
+	ask := map[*session][]int32{}
+	var own []int32
+	d.mu.Lock()
+	for _, e := range experts {
+		if d.cfg.Local != nil && slices.ContainsFunc(d.cfg.Local.Slices, func(l Slice) bool { return l.holds(p.layer, e) }) {
+			own = append(own, e)
+			continue
+		}
+		for _, o := range d.missingWitnessesLocked(s, p, e) {
+			ask[o] = append(ask[o], e)
+		}
+	}
+	d.mu.Unlock()
+	if rows := d.ownRows(p, own); rows != nil {
+		d.testify(nil, p, own, rows)
+	}
+	ctx, cancel := context.WithTimeout(ctx, d.cfg.ProgramWait)
+	defer cancel()
+	for o, list := range ask {
+		if rows, err := d.rowsOf(ctx, o, p, list); err == nil {
+			d.testify(o, p, list, rows)
+		}
+	}
+}
+
+// missingWitnessesLocked are others who hold an expert and whose rows are not known, as many as
+// are missing.
+func (d *Dispatcher) missingWitnessesLocked(s *session, p *program, expert int32) (list []*session) {
+	known := 0
+	for _, e := range p.evidence[expert] {
+		if e.by != s {
+			known++
+		}
+	}
+	for _, o := range d.sessions {
+		st := o.programs[p]
+		if known+len(list) >= witnesses {
+			break
+		}
+		if o == s || st == nil || !st.answered || st.refused != "" || trust(o.trust.Load()) != trusted ||
+			!contains(spansOf(o.offer.Slices, p.layer), expert) ||
+			slices.ContainsFunc(p.evidence[expert], func(e evidence) bool { return e.by == o }) {
+			continue
+		}
+		list = append(list, o)
+	}
+	return list
+}
+
+// ownRows is the canary row computed by the backbone's own copy, nil if it cannot.
+func (d *Dispatcher) ownRows(p *program, experts []int32) []float32 {
+	if len(experts) == 0 {
+		return nil
+	}
+	d.introduce(p)
+	if !p.local.ready.Load() {
+		return nil
+	}
+	out := make([]float32, len(experts)*p.outWidth)
+	d.local.Lock()
+	defer d.local.Unlock()
+	row := make([]int32, len(experts))
+	if d.cfg.Local.Kernel.Compute(p.local.number, d.canaryRow(p.rowWidth), row, experts, out) != nil {
+		return nil
+	}
+	return out
+}
+
+// testify keeps rows that somebody computed.
+func (d *Dispatcher) testify(by *session, p *program, experts []int32, rows []float32) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.testifyLocked(by, p, experts, rows)
+}
+
+func (d *Dispatcher) testifyLocked(by *session, p *program, experts []int32, rows []float32) {
+	if by != nil && !slices.Contains(d.sessions, by) {
+		return
+	}
+	for i, e := range experts {
+		if p.evidence == nil || len(p.evidence) >= mostEvidence {
+			p.evidence = map[int32][]evidence{}
+		}
+		p.evidence[e] = append(p.withoutLocked(e, by), evidence{by, sampleRow(rows[i*p.outWidth:][:p.outWidth])})
+	}
+}
+
+func (p *program) withoutLocked(expert int32, by *session) []evidence {
+	return slices.DeleteFunc(p.evidence[expert], func(e evidence) bool { return e.by == by })
+}
+
+func sampleRow(row []float32) []float32 {
+	step := (len(row) + sampled - 1) / sampled
+	var out []float32
+	for i := 0; i < len(row); i += step {
+		out = append(out, row[i])
+	}
+	return out
+}
+
+// near says whether two rows are the same within the tolerance.
+func near(a, b []float32) bool {
+	var diff, aa, bb float64
+	for i := range a {
+		x, y := float64(a[i]), float64(b[i])
+		diff, aa, bb = diff+(x-y)*(x-y), aa+x*x, bb+y*y
+	}
+	return diff <= tolerance*tolerance*max(aa, bb)
+}
+
+// judge takes in what a worker computed for its canary and returns the workers that are wrong:
+// it, or others that now have most against them.
+func (d *Dispatcher) judge(s *session, p *program, spans []span, experts []int32, rows []float32, err error) (wrong []*session) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	st := s.programs[p]
+	if st == nil || !slices.Contains(d.sessions, s) {
+		return nil
+	}
+	if err == nil {
+		d.testifyLocked(s, p, experts, rows)
+		if err = d.verdictLocked(s, p, experts); err != nil {
+			wrong = append(wrong, s)
+		}
+	}
+	offered := spansOf(s.offer.Slices, p.layer)
+	if err == nil {
+		st.proved = intersect(union(st.proved, spans), offered)
+		st.failed, st.trouble, st.wait = subtract(st.failed, spans), "", 0
+	} else {
+		d.failLocked(s, st, intersect(spans, offered), err)
+	}
+	for _, e := range experts {
+		for _, other := range p.evidence[e] {
+			o := other.by
+			if o == nil || o == s || o.programs[p] == nil || !contains(o.programs[p].proved, e) {
+				continue
+			}
+			if err := d.verdictLocked(o, p, []int32{e}); err != nil {
+				d.failLocked(o, o.programs[p], o.programs[p].proved, err)
+				wrong = append(wrong, o)
+			}
+		}
+	}
+	d.routeLocked(p)
+	d.announceLocked()
+	return wrong
+}
+
+// failLocked keeps calls for some spans from a worker until it was tried again.
+func (d *Dispatcher) failLocked(s *session, st *programState, spans []span, err error) {
+	st.failed = union(st.failed, spans)
+	st.proved = subtract(st.proved, spans)
+	st.trouble = "canary: " + err.Error()
+	st.wait = min(max(2*st.wait, firstProofRetry), lastProofRetry)
+	st.retry = time.Now().Add(st.wait)
+	s.tellProver()
+}
+
+// verdictLocked says what is wrong with a worker's rows of some experts, by those of others.
+func (d *Dispatcher) verdictLocked(s *session, p *program, experts []int32) error {
+	for _, e := range experts {
+		i := slices.IndexFunc(p.evidence[e], func(w evidence) bool { return w.by == s })
+		if i < 0 {
+			continue
+		}
+		if err := p.verdictLocked(e, p.evidence[e][i]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// verdictLocked judges a row of an expert: by the own copy if there is one, else by most of the
+// others.
+func (p *program) verdictLocked(expert int32, mine evidence) error {
+	agree, differ, standing := 0, 0, false
+	for _, w := range p.evidence[expert] {
+		same := near(mine.row, w.row)
+		switch {
+		case w.by == mine.by:
+		case w.by == nil && same:
+			return nil
+		case w.by == nil:
+			return fmt.Errorf("its row of layer %d, expert %d is not that of the own copy: its model file or its build is damaged", p.layer, expert)
+		case same:
+			agree++
+		default:
+			differ++
+			other := w.by.programs[p]
+			standing = standing || other != nil && contains(other.proved, expert)
+		}
+	}
+	if differ > agree && (standing || differ > 1) {
+		return fmt.Errorf("its row of layer %d, expert %d is not that of %d other workers: its model file or its build is damaged", p.layer, expert, differ)
+	}
+	return nil
+}
 
 // Canary has every connected peer compute one row with the first expert of each of its slices
 // in every layer whose program it accepted, so that each part that serves has been tried. It
@@ -30,27 +391,23 @@ func (d *Dispatcher) Canary(ctx context.Context) error {
 
 // try computes the first experts of a peer in a layer there and nowhere else.
 func (d *Dispatcher) try(ctx context.Context, s *session, p *program) error {
-	call := &Call{
-		Layer: p.layer, Program: p.bytes, RowWidth: p.rowWidth, OutWidth: p.outWidth, RowsPerToken: 1, Used: 1,
+	var experts []int32
+	d.mu.Lock()
+	for _, sp := range spansOf(s.offer.Slices, p.layer) {
+		experts = append(experts, sp.from)
 	}
-	for _, slice := range s.offer.Slices {
-		if slice.FirstLayer <= p.layer && p.layer < slice.EndLayer {
-			call.IDs = append(call.IDs, int32(slice.FirstExpert))
-		}
+	st := s.programs[p]
+	refused := ""
+	if st != nil {
+		refused = st.refused
 	}
-	if len(call.IDs) == 0 {
+	d.mu.Unlock()
+	switch {
+	case len(experts) == 0 || st == nil:
 		return nil
+	case refused != "":
+		return errors.New(refused)
 	}
-	call.Rows = make([]float32, len(call.IDs)*p.rowWidth)
-	for i := range call.Rows {
-		call.Rows[i] = float32(math.Sin(float64(i)))
-	}
-	call.Out = make([]float32, len(call.IDs)*p.outWidth)
-	if err := call.validate(); err != nil {
-		return err
-	}
-	r := d.runs.get(d, ctx.Done())
-	defer d.runs.put(r)
-	r.only = s
-	return r.compute(ctx, p, call)
+	_, err := d.rowsOf(ctx, s, p, experts)
+	return err
 }

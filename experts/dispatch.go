@@ -21,7 +21,7 @@ func (r *run) dispatch(now time.Time) {
 	if local != nil && local.First {
 		r.pending = r.takeLocal(r.pending)
 	}
-	routes := r.program.routes.Load()
+	routes := r.routes()
 	r.left.Add(1) // so that it is not 0 before all parts are sent
 	r.askPeers(routes, now, trusted)
 	if local != nil && !local.First && len(r.pending) > 0 {
@@ -53,14 +53,35 @@ func (r *run) askPeers(routes *routes, now time.Time, least trust) {
 	slices.Sort(r.pending)
 }
 
+// routes are the replicas that may be asked.
+func (r *run) routes() *routes {
+	if r.via != nil {
+		return r.via
+	}
+	return r.program.routes.Load()
+}
+
+// band is how much slower than the best a replica may be expected to be and still get calls. It
+// spreads calls over equal replicas, and keeps several backbones from all going to the same one.
+const band = 0.25
+
+// jitter is a factor of 1 to 1+band, another one each time (xorshift64).
+func (r *run) jitter() float32 {
+	r.dice ^= r.dice << 13
+	r.dice ^= r.dice >> 7
+	r.dice ^= r.dice << 17
+	return 1 + band*float32(r.dice>>40)/(1<<24)
+}
+
 // plan fills choice for the pending pairs.
 func (r *run) plan(routes *routes, now time.Time, least trust) {
 	r.peers = r.peers[:0]
 	for _, s := range routes.sessions {
+		j := r.jitter()
 		r.peers = append(r.peers, place.Peer{
-			Base: float32(load(&s.lat.base)), PerPair: float32(load(&s.lat.perPair)),
+			Base: j * float32(load(&s.lat.base)), PerPair: j * float32(load(&s.lat.perPair)),
 			Queued: s.queued.Load(),
-			Avoid:  trust(s.trust.Load()) > least || r.busyNow(s, now) || r.only != nil && r.only != s,
+			Avoid:  s.level() > least || r.busyNow(s, now) || s == r.except,
 		})
 	}
 	r.experts, r.choice = r.experts[:0], r.choice[:0]
@@ -96,11 +117,14 @@ func (r *routes) has(expert int32, ok func(*session) bool) bool {
 
 // elsewhere says whether all pairs of a part could be computed by someone else.
 func (r *run) elsewhere(p *part) bool {
+	if r.only != nil {
+		return false
+	}
 	routes := r.program.routes.Load()
 	return !slices.ContainsFunc(p.pairs, func(pair int32) bool {
 		expert := r.call.IDs[pair]
 		return !r.holdsHere(expert) && !routes.has(expert, func(s *session) bool {
-			return s != p.s && trust(s.trust.Load()) == trusted
+			return s != p.s && s.level() == trusted
 		})
 	})
 }
@@ -150,18 +174,32 @@ func (r *run) newPart(s *session) *part {
 		p = &part{run: r}
 	}
 	p.s, p.pairs, p.rows = s, p.pairs[:0], 0
+	p.twin, p.hedged = r.hedging, r.hedging
 	return p
 }
 
 func (r *run) send(p *part, now time.Time) {
+	if r.race.on {
+		for _, pair := range p.pairs {
+			r.race.asked[pair]++
+		}
+	}
 	r.left.Add(1)
 	if err := p.send(now); err != nil {
 		r.left.Add(-1)
 		r.isBusy(p.s, now)
 		r.note(p.s, err)
+		if r.race.on {
+			for _, pair := range p.pairs {
+				r.race.asked[pair]--
+			}
+		}
 		r.rest = append(r.rest, p.pairs...)
 		r.recycle(p)
 		return
+	}
+	if !p.twin {
+		r.d.hedges.earn()
 	}
 	r.parts = append(r.parts, p)
 }
@@ -246,6 +284,9 @@ func (r *run) computeHere() {
 	}
 	for i, pair := range r.here {
 		copy(c.Out[int(pair)*w:][:w], b.out[i*w:])
+		if r.race.on {
+			r.race.filled[pair] = true
+		}
 	}
 	d.ownPairs.Add(uint64(len(r.here)))
 }

@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"math"
+	"math/rand/v2"
 	"net"
 	"slices"
 	"sync"
@@ -45,6 +47,17 @@ type Config struct {
 
 	NoLead bool // answers are read by a goroutine of each session, never by Compute
 
+	NoHedge  bool          // a call that is late is not asked of a second worker
+	MinHedge time.Duration // a call is never late before: 10 ms
+
+	MostPeers int // of those that SetHolders names, so many have sessions: 64
+	Replicas  int // of an expert that these should be: 3
+
+	// Fault is told of a peer that answered wrongly or broke the protocol, once for each time.
+	// It is called with locks held: it does not wait, and does not call the Dispatcher. nil: nobody
+	// is told.
+	Fault func(peerID string, reason error)
+
 	Logger *slog.Logger // nil: none
 }
 
@@ -67,6 +80,12 @@ func (c *Config) validate() error {
 	defaults(&c.DeadAfter, 5*time.Second)
 	defaults(&c.DialTimeout, 10*time.Second)
 	defaults(&c.ProgramWait, 2*time.Second)
+	defaults(&c.MinHedge, 10*time.Millisecond)
+	defaults(&c.MostPeers, 64)
+	defaults(&c.Replicas, 3)
+	if c.Fault == nil {
+		c.Fault = func(string, error) {}
+	}
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}
@@ -87,6 +106,8 @@ type Dispatcher struct {
 	local    sync.Mutex // guards cfg.Local.Kernel and the scratch of local calls
 	scratch  localScratch
 	ownPairs atomic.Uint64 // computed by cfg.Local
+	hedges   hedges
+	phase    float64 // of canary rows
 
 	mu       sync.Mutex // guards the rest, and the fields of programs and sessions that say so
 	keepers  map[string]*keeper
@@ -107,9 +128,12 @@ type program struct {
 	settled atomic.Bool            // the workers of its first call had their time to accept it
 	routes  atomic.Pointer[routes] // replaced under Dispatcher.mu
 	local   localProgram
+	demand  atomic.Pointer[[]atomic.Uint64] // pairs by expert; replaced under Dispatcher.mu
+
+	evidence map[int32][]evidence // by expert; guarded by Dispatcher.mu
 }
 
-// routes are the replicas of a program: the sessions that accepted it.
+// routes are the replicas of a program: the sessions that accepted it and proved themselves.
 type routes struct {
 	sessions []*session
 	replicas []place.Replica // Peer indexes sessions
@@ -121,35 +145,13 @@ func NewDispatcher(cfg Config) (*Dispatcher, error) {
 		return nil, err
 	}
 	d := &Dispatcher{
-		cfg: cfg, done: make(chan struct{}),
+		cfg: cfg, done: make(chan struct{}), phase: rand.Float64() * 2 * math.Pi,
 		keepers: map[string]*keeper{}, tallies: map[string]*tally{}, changed: make(chan struct{}),
 	}
+	d.hedges.credit.Store(firstCredit)
 	d.programs.Store(&[][]*program{})
 	d.loops.Go(d.pulse)
 	return d, nil
-}
-
-// AddPeer keeps a session to a peer from now on. Adding it again changes nothing.
-func (d *Dispatcher) AddPeer(peerID string) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.closed || d.keepers[peerID] != nil {
-		return
-	}
-	ctx, cancel := context.WithCancel(context.Background())
-	k := &keeper{d: d, peer: peerID, tally: d.tallyLocked(peerID), cancel: cancel}
-	d.keepers[peerID] = k
-	d.loops.Go(func() { k.run(ctx) })
-}
-
-// RemovePeer ends the session to a peer; its calls move to other replicas.
-func (d *Dispatcher) RemovePeer(peerID string) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if k := d.keepers[peerID]; k != nil {
-		k.cancel()
-		delete(d.keepers, peerID)
-	}
 }
 
 // Close ends all sessions and calls and waits for them.
@@ -211,17 +213,19 @@ func (d *Dispatcher) known(call *Call) *program {
 	return nil
 }
 
-// settle waits until every session was heard about a new program, or had its time: those that
-// did not answer are suspect.
+// settle waits until every session was heard about a new program and tried with it, or had its
+// time: those that did not answer are suspect.
 func (d *Dispatcher) settle(ctx context.Context, p *program) error {
 	late := time.NewTimer(d.cfg.ProgramWait)
 	defer late.Stop()
 	for !p.settled.Load() {
 		d.mu.Lock()
-		open := slices.DeleteFunc(slices.Clone(d.sessions), func(s *session) bool {
-			state, asked := s.programs[p]
-			return !asked || state.answered
-		})
+		var open []*session
+		for _, s := range d.sessions {
+			if st := s.programs[p]; st != nil && st.open(spansOf(s.offer.Slices, p.layer)) {
+				open = append(open, s)
+			}
+		}
 		changed := d.changed
 		d.mu.Unlock()
 		if len(open) == 0 {
@@ -231,9 +235,7 @@ func (d *Dispatcher) settle(ctx context.Context, p *program) error {
 		select {
 		case <-changed:
 		case <-late.C:
-			for _, s := range open {
-				s.penalise(missWeight, false)
-			}
+			d.blameSilent(open, p)
 			p.settled.Store(true)
 		case <-ctx.Done():
 			return context.Cause(ctx)
@@ -242,6 +244,16 @@ func (d *Dispatcher) settle(ctx context.Context, p *program) error {
 		}
 	}
 	return nil
+}
+
+// blameSilent makes those suspect that have not answered about a program.
+func (d *Dispatcher) blameSilent(open []*session, p *program) {
+	d.mu.Lock()
+	open = slices.DeleteFunc(open, func(s *session) bool { return s.programs[p].answered })
+	d.mu.Unlock()
+	for _, s := range open {
+		s.penalise(missWeight, false)
+	}
 }
 
 // join makes a greeted session available, first for the programs that are known.
@@ -262,6 +274,9 @@ func (d *Dispatcher) leave(s *session) {
 	defer d.mu.Unlock()
 	d.sessions = slices.DeleteFunc(d.sessions, func(o *session) bool { return o == s })
 	for p := range s.programs {
+		for e := range p.evidence {
+			p.evidence[e] = p.withoutLocked(e, s)
+		}
 		d.routeLocked(p)
 	}
 	d.announceLocked()
@@ -271,20 +286,33 @@ func (d *Dispatcher) leave(s *session) {
 func (d *Dispatcher) routeLocked(p *program) {
 	r := &routes{}
 	for _, s := range d.sessions {
-		if state := s.programs[p]; !state.answered || state.refused != "" {
-			continue
+		if st := s.programs[p]; st != nil {
+			r.add(s, st.proved)
 		}
-		for _, slice := range s.offer.Slices {
-			if slice.FirstLayer <= p.layer && p.layer < slice.EndLayer {
-				r.replicas = append(r.replicas, place.Replica{
-					Peer: int32(len(r.sessions)),
-					From: int32(slice.FirstExpert), To: int32(slice.EndExpert),
-				})
-			}
-		}
-		r.sessions = append(r.sessions, s)
 	}
 	p.routes.Store(r)
+}
+
+// add makes a session a replica of some experts.
+func (r *routes) add(s *session, spans []span) {
+	if len(spans) == 0 {
+		return
+	}
+	for _, sp := range spans {
+		r.replicas = append(r.replicas, place.Replica{Peer: int32(len(r.sessions)), From: sp.from, To: sp.to})
+	}
+	r.sessions = append(r.sessions, s)
+}
+
+// onlyRoutes are those of one session for some experts, whatever it proved.
+func onlyRoutes(s *session, experts []int32) *routes {
+	var spans []span
+	for _, e := range experts {
+		spans = append(spans, span{e, e + 1})
+	}
+	r := &routes{}
+	r.add(s, spans)
+	return r
 }
 
 // announceLocked wakes the calls that wait for coverage.
@@ -319,6 +347,7 @@ func (d *Dispatcher) pulse() {
 			d.mu.Unlock()
 			for _, s := range sessions {
 				s.beat(now)
+				s.takeOffer()
 			}
 		}
 	}
@@ -337,9 +366,11 @@ func (d *Dispatcher) reasons(p *program) []string {
 		}
 	}
 	for _, s := range d.sessions {
-		switch state := s.programs[p]; {
-		case state.refused != "":
-			list = append(list, "peer "+s.peer+": "+state.refused)
+		switch st := s.programs[p]; {
+		case st != nil && st.refused != "":
+			list = append(list, "peer "+s.peer+": "+st.refused)
+		case st != nil && st.trouble != "":
+			list = append(list, "peer "+s.peer+": "+st.trouble)
 		case trust(s.trust.Load()) == banned:
 			list = append(list, "peer "+s.peer+" is not asked: it does not answer, or answered wrongly")
 		}

@@ -26,11 +26,12 @@ const (
 	CodeLimit                    // more than was offered, or than one peer may have
 	CodeKernel                   // the kernel failed
 	CodeClosing                  // the worker is stopping
+	CodeRights                   // this peer is not served here; the session ends
 
-	lastCode = CodeClosing
+	lastCode = CodeRights
 )
 
-var codeNames = [...]string{"", "protocol", "busy", "expired", "expert", "program", "limit", "kernel", "closing"}
+var codeNames = [...]string{"", "protocol", "busy", "expired", "expert", "program", "limit", "kernel", "closing", "rights"}
 
 func (c Code) String() string {
 	if c > 0 && int(c) < len(codeNames) {

@@ -216,7 +216,7 @@ func (w *swarm) lie(id string, answer func(s *script, f p2p.Frame, pairs int)) {
 	w.listen(id, func(conn net.Conn) {
 		defer conn.Close()
 		s := newScript(w.t, conn)
-		o := offer{wireVersion, testModel, []Slice{layerSlice(0, testExperts)}, 4096, 4096, 64, []Precision{F32}}
+		o := offer{wireVersion, testModel, []Slice{layerSlice(0, testExperts)}, 4096, 4096, 64, []Precision{F32}, serving}
 		s.send(frameOffer, 0, mustControl(w.t, o))
 		for {
 			f, err := s.r.Next()
@@ -344,7 +344,7 @@ func TestConfigRefusals(t *testing.T) {
 	for _, cfg := range []WorkerConfig{
 		{Model: "m", Slices: kernel.slices},
 		{Kernel: kernel, Slices: kernel.slices},
-		{Model: "m", Kernel: kernel},
+		{Model: "m", Kernel: kernel, Slices: []Slice{layerSlice(0, 2), layerSlice(1, 3)}},
 		{Model: "m", Kernel: kernel, Slices: []Slice{{}}},
 		{Model: "m", Kernel: kernel, Slices: kernel.slices, MaxRows: -1},
 	} {

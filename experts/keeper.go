@@ -7,6 +7,7 @@ import (
 	"maps"
 	"math/rand/v2"
 	"slices"
+	"sync"
 	"time"
 )
 
@@ -27,6 +28,7 @@ type keeper struct {
 	// Guarded by Dispatcher.mu.
 	session *session // nil: not connected
 	trouble string   // why not; empty when connected
+	pinned  bool     // added by AddPeer, not only by SetHolders
 }
 
 // run dials the peer again and again until ctx ends. Its goroutine is also the reader of the
@@ -51,7 +53,8 @@ func (k *keeper) run(ctx context.Context) {
 		}
 		backoff = min(2*backoff, lastBackoff)
 		var wrong *WrongModelError
-		if errors.As(err, &wrong) {
+		var refused *RemoteError
+		if errors.As(err, &wrong) || errors.As(err, &refused) && refused.Code == CodeRights {
 			backoff = lastBackoff
 		}
 	}
@@ -83,13 +86,22 @@ func (k *keeper) serve(ctx context.Context) error {
 	}
 	s.startWriter(nil)
 	s.ping(time.Now())
+	k.d.cfg.Logger.Info("expert session", "peer", k.peer, "slices", len(s.offer.Slices))
 	k.d.join(s)
 	k.note(s, nil)
-	k.d.cfg.Logger.Info("expert session", "peer", k.peer, "slices", len(s.offer.Slices))
-	err = s.read()
-	s.refuse(err)
+	trying, stopTrying := context.WithCancel(ctx)
+	var prover sync.WaitGroup
+	prover.Go(func() { s.prove(trying) })
+	err = s.refuse(s.read())
+	if errors.Is(err, ErrProtocol) {
+		k.d.cfg.Fault(k.peer, err)
+	}
+	err = fmt.Errorf("session ended: %w", err)
+	k.note(nil, err)
 	k.d.leave(s)
 	s.abandon(err)
+	stopTrying()
+	prover.Wait()
 	return err
 }
 
@@ -97,12 +109,14 @@ func (k *keeper) serve(ctx context.Context) error {
 type PeerStatus struct {
 	ID        string
 	Connected bool
-	Trouble   string // why it is not connected
+	Trouble   string // why it is not connected, or why some of what it offers is not used
 	Suspect   bool   // was late or wrong: others are preferred, or it is not asked at all
+	Leaving   bool   // will stop: others are preferred
 	Slices    []Slice
 	RoundTrip time.Duration // smoothed, of heartbeats
 	Rows      []LayerRows   // (row, expert) pairs that it computed for this dispatcher
 	Failed    uint64        // calls that it failed, answered wrongly or too late
+	Hedged    uint64        // calls of it that others were asked for too, since it was late
 	Waiting   int           // pairs sent and not answered
 }
 
@@ -113,16 +127,29 @@ func (d *Dispatcher) Peers() []PeerStatus {
 	var list []PeerStatus
 	for _, id := range slices.Sorted(maps.Keys(d.keepers)) {
 		k := d.keepers[id]
-		st := PeerStatus{ID: id, Trouble: k.trouble, Rows: k.tally.layers(), Failed: k.tally.failed.Load()}
+		st := PeerStatus{ID: id, Trouble: k.trouble, Rows: k.tally.layers(), Failed: k.tally.failed.Load(), Hedged: k.tally.hedged.Load()}
 		if s := k.session; s != nil {
 			st.Connected, st.Slices = true, s.offer.Slices
 			st.Suspect = trust(s.trust.Load()) != trusted
+			st.Leaving = s.leavingSoon.Load()
+			st.Trouble = s.troubleLocked()
 			st.RoundTrip = time.Duration(load(&s.lat.base))
 			st.Waiting = int(s.queued.Load())
 		}
 		list = append(list, st)
 	}
 	return list
+}
+
+// troubleLocked is why some of what a worker offers is not used; Dispatcher.mu is held.
+func (s *session) troubleLocked() string {
+	layer, text := maxCount, ""
+	for p, st := range s.programs {
+		if why := st.refused + st.trouble; why != "" && p.layer < layer {
+			layer, text = p.layer, why
+		}
+	}
+	return text
 }
 
 // LocalPairs returns the number of pairs that the backbone's own copy computed.

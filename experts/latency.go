@@ -8,13 +8,14 @@ import (
 )
 
 // latency learns how soon a peer answers: base + perPair·pairs, and how far above that the
-// slowest hundredth of answers lies. The zero value knows nothing yet.
+// slowest hundredth and twentieth of answers lie. The zero value knows nothing yet.
 type latency struct {
 	base, perPair atomic.Uint32 // float32 bits, ns; read by every plan
 
 	mu      sync.Mutex // guards the rest
 	samples int
 	tail    float64 // 99th percentile of answer time / expected time
+	late    float64 // 95th percentile of that
 	idle    bool    // no answer since the last heartbeat's
 }
 
@@ -74,29 +75,50 @@ func (l *latency) missed(d time.Duration, ahead, pairs int) {
 	l.tailLocked(d, float64(ahead+pairs))
 }
 
-// tailLocked moves tail up 99 times as far as down, so that it rests at the percentile.
+// outrun takes in a call that another worker answered after d, before this one did.
+func (l *latency) outrun(d time.Duration, ahead, pairs int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	work := float64(ahead + pairs)
+	if float64(d) <= load(&l.base)+load(&l.perPair)*work {
+		return
+	}
+	l.tailLocked(d, work)
+	smooth(&l.perPair, max(1, (float64(d)-load(&l.base))/work))
+	l.idle = false
+}
+
+// tailLocked moves tail up 99 times as far as down, and late 19 times, so that they rest at the
+// percentiles.
 func (l *latency) tailLocked(d time.Duration, work float64) {
 	expected := load(&l.base) + load(&l.perPair)*work
 	if expected <= 0 || l.samples == 0 {
 		return
 	}
-	if ratio := float64(d) / expected; ratio > l.tail {
-		l.tail += 0.99 * tailStep * max(1, ratio-l.tail)
-	} else {
-		l.tail -= 0.01 * tailStep
-	}
-	l.tail = max(1, l.tail)
+	ratio := float64(d) / expected
+	l.tail = quantile(l.tail, ratio, 0.99)
+	l.late = quantile(l.late, ratio, 0.95)
 }
 
-// deadline is how long to wait for a call: 8 times what the slowest hundredth takes, at least
-// lowest, at most highest.
-func (l *latency) deadline(ahead, pairs int, lowest, highest time.Duration) time.Duration {
+// quantile moves an estimate of a quantile of ratios by one sample; it is at least 1.
+func quantile(estimate, ratio, q float64) float64 {
+	if ratio > estimate {
+		estimate += q * tailStep * max(1, ratio-estimate)
+	} else {
+		estimate -= (1 - q) * tailStep
+	}
+	return max(1, estimate)
+}
+
+// limits is when a call with so many pairs to compute, those ahead of it too, is later than
+// nineteen of twenty are, and how long to wait for it: 8 times what the slowest hundredth takes.
+func (l *latency) limits(pairs int) (late, deadline time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	perPair := load(&l.perPair)
 	if l.samples < triedAfter {
 		perPair = max(perPair, float64(untried))
 	}
-	expected := load(&l.base) + perPair*float64(ahead+pairs)
-	return max(lowest, min(highest, time.Duration(8*max(1, l.tail)*expected)))
+	expected := load(&l.base) + perPair*float64(pairs)
+	return time.Duration(max(1, l.late) * expected), time.Duration(8 * max(1, l.tail) * expected)
 }

@@ -25,12 +25,15 @@ type part struct {
 	ahead    int // pairs that the worker was working on
 	sent     time.Time
 	deadline time.Time
-	alarm    time.Time // when the run looks after it: half way to the deadline, then there
+	alarm    time.Time // when the run looks after it: when it is late, half way to the deadline, there
+	half     time.Time // half way to the deadline; zero once it was late
 	probe    uint64    // heartbeat sent on its behalf; 0: none
+	twin     bool      // asked because another part was late
 
-	mu   sync.Mutex  // held by the reader while it fills Call.Out
-	err  error       // set before done
-	done atomic.Bool // answered or failed: the run may have it back
+	mu     sync.Mutex  // held by the reader while it fills Call.Out; guards hedged
+	hedged bool        // other parts have the same pairs: each is filled by who claims it
+	err    error       // set before done
+	done   atomic.Bool // answered or failed: the run may have it back
 }
 
 // source is the input row of a pair.
@@ -48,8 +51,10 @@ func (p *part) send(now time.Time) error {
 	cfg := &s.d.cfg
 	p.size = callSize(p.rows, len(p.pairs), c.RowWidth)
 	p.ahead = int(s.queued.Load())
-	wait := s.lat.deadline(p.ahead, len(p.pairs), cfg.MinDeadline, cfg.MaxDeadline)
-	p.sent, p.alarm, p.deadline, p.probe = now, now.Add(wait/2), now.Add(wait), 0
+	late, wait := s.lat.limits(p.ahead + len(p.pairs))
+	wait = max(cfg.MinDeadline, min(cfg.MaxDeadline, wait))
+	late = min(wait/2, max(cfg.MinHedge, late))
+	p.sent, p.alarm, p.half, p.deadline, p.probe = now, now.Add(late), now.Add(wait/2), now.Add(wait), 0
 	p.err = nil
 	p.done.Store(false)
 
@@ -117,6 +122,9 @@ func (p *part) fill(payload []byte) error {
 	}
 	out := float32s(payload)
 	for i, pair := range p.pairs {
+		if p.hedged && !p.run.race.claims[pair].CompareAndSwap(0, 1) {
+			continue
+		}
 		copy(c.Out[int(pair)*c.OutWidth:][:c.OutWidth], out[i*c.OutWidth:])
 	}
 	return nil
@@ -127,10 +135,10 @@ func (p *part) fill(payload []byte) error {
 func (p *part) finish(err error) {
 	r, s := p.run, p.s
 	p.err = err
-	last := r.left.Add(-1) == 0
+	matters := r.left.Add(-1) == 0 || err != nil || p.hedged
 	p.done.Store(true)
 	p.mu.Unlock()
-	if (last || err != nil || r.hungry.Load()) && r.leading.Load() != s { // else it sees for itself
+	if (matters || r.hungry.Load()) && r.leading.Load() != s { // else it sees for itself
 		r.wake()
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -37,26 +38,22 @@ const (
 
 var errFull = errors.New("as many calls as the worker takes are waiting")
 
-// programState is what a session's worker said about a program. The zero value: not yet.
-type programState struct {
-	answered bool
-	refused  string // why; empty if accepted
-}
-
 // session is the dispatcher's end of a session with one worker.
 type session struct {
 	*link
 	d     *Dispatcher
 	peer  string
 	tally *tally
-	offer offer
+	offer offer // Slices is guarded by Dispatcher.mu
 
 	lat    latency
 	queued atomic.Int32  // pairs sent and not answered
 	trust  atomic.Int32  // a trust; written under mu
 	ponged atomic.Uint64 // the last heartbeat that was answered
 
-	programs map[*program]programState // asked ones; guarded by Dispatcher.mu
+	leavingSoon atomic.Bool                // as the worker offers
+	programs    map[*program]*programState // asked ones; guarded by Dispatcher.mu
+	unproved    chan struct{}              // there may be something to try; capacity 1
 
 	rmu    sync.Mutex    // held to read a frame; guards broken and the link's reading side
 	broken error         // why reading ended
@@ -68,6 +65,7 @@ type session struct {
 	calls      map[uint64]*part
 	asked      map[uint64]*program
 	bytes      int // of calls and asked
+	offering   offering
 	pingID     uint64
 	pingAt     time.Time
 	quiet      bool // no call waited for an answer since pingAt
@@ -83,8 +81,9 @@ type session struct {
 
 func newSession(d *Dispatcher, peer string, t *tally, conn net.Conn) *session {
 	return &session{
-		link: newLink(conn), d: d, peer: peer, tally: t, programs: map[*program]programState{},
+		link: newLink(conn), d: d, peer: peer, tally: t, programs: map[*program]*programState{},
 		calls: map[uint64]*part{}, asked: map[uint64]*program{}, resume: make(chan struct{}, 1),
+		unproved: make(chan struct{}, 1), offering: offering{credit: offersPerBeat},
 	}
 }
 
@@ -119,20 +118,17 @@ func (s *session) handshake(ctx context.Context) error {
 	if s.offer.Model != s.d.cfg.Model {
 		return &WrongModelError{Offered: s.offer.Model, Wanted: s.d.cfg.Model}
 	}
+	s.leavingSoon.Store(s.offer.State == leaving)
 	s.source.interruptible = true
 	return s.conn.SetDeadline(time.Time{})
 }
 
 // askLocked gives the worker a program of a layer that it serves. Dispatcher.mu is held.
 func (s *session) askLocked(p *program) {
-	serves := false
-	for _, slice := range s.offer.Slices {
-		serves = serves || slice.FirstLayer <= p.layer && p.layer < slice.EndLayer
-	}
-	if !serves {
+	if len(spansOf(s.offer.Slices, p.layer)) == 0 {
 		return
 	}
-	s.programs[p] = programState{}
+	s.programs[p] = &programState{}
 	s.mu.Lock()
 	s.lastID++
 	id := s.lastID
@@ -161,8 +157,10 @@ func (s *session) heardAbout(id uint64, rowWidth, outWidth int, refused string) 
 	}
 	s.d.mu.Lock()
 	defer s.d.mu.Unlock()
-	s.programs[p] = programState{answered: true, refused: refused}
-	s.d.routeLocked(p)
+	if st := s.programs[p]; st != nil {
+		st.answered, st.refused = true, refused
+	}
+	s.tellProver()
 	s.d.announceLocked()
 	return nil
 }
@@ -179,6 +177,8 @@ func (s *session) handle(f p2p.Frame) error {
 			return violation(err)
 		}
 		return s.heardAbout(f.ID, rowWidth, outWidth, "")
+	case frameOffer:
+		return s.reoffer(f)
 	case framePong, frameGoAway:
 		if len(f.Payload) != 0 {
 			return violation(fmt.Errorf("frame of type %d with a payload", f.Type))
@@ -220,6 +220,7 @@ func (s *session) reply(f p2p.Frame) error {
 		return err
 	}
 	if err := p.fill(f.Payload); err != nil {
+		s.d.cfg.Fault(s.peer, err)
 		s.penalise(faultWeight, false)
 		p.finish(err)
 		return nil
@@ -268,11 +269,42 @@ func (s *session) failed(f p2p.Frame) error {
 		s.d.leave(s)
 	case CodeExpired:
 		s.penalise(missWeight, true)
+	case CodeExpert:
+		if s.offersAll(p) { // else it said so meanwhile
+			s.penalise(refusalWeight, false)
+		}
 	default:
 		s.penalise(refusalWeight, false)
 	}
 	p.finish(e)
 	return nil
+}
+
+// offersAll says whether the worker still offers all experts of a part.
+func (s *session) offersAll(p *part) bool {
+	s.d.mu.Lock()
+	defer s.d.mu.Unlock()
+	offered := spansOf(s.offer.Slices, p.run.program.layer)
+	return !slices.ContainsFunc(p.pairs, func(pair int32) bool { return !contains(offered, p.run.call.IDs[pair]) })
+}
+
+// level is how much a peer is trusted with a call: one that is leaving is a last resort.
+func (s *session) level() trust {
+	t := trust(s.trust.Load())
+	if t == trusted && s.leavingSoon.Load() {
+		return slow
+	}
+	return t
+}
+
+// doubt has a peer that was outrun get no calls until it answers a heartbeat.
+func (s *session) doubt(probe uint64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.ponged.Load() < probe && trust(s.trust.Load()) == trusted {
+		s.probe = max(s.probe, probe)
+		s.trust.Store(int32(s.trustLocked(time.Now())))
+	}
 }
 
 // penalise takes in a missed deadline (missWeight) or a bad answer (more). A peer that is not
@@ -328,6 +360,7 @@ func (s *session) pingLocked(now time.Time) uint64 {
 func (s *session) beat(now time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.offering.credit = offersPerBeat
 	if s.heard.Swap(false) {
 		s.silent = 0
 	} else if s.silent++; time.Duration(s.silent)*s.d.cfg.Heartbeat >= s.d.cfg.DeadAfter {

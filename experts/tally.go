@@ -13,6 +13,7 @@ const (
 type tally struct {
 	rows   [countedLayers]atomic.Uint64 // by layer
 	failed atomic.Uint64                // calls that it failed, answered wrongly or too late
+	hedged atomic.Uint64                // calls that others were asked for too
 }
 
 func (t *tally) computed(layer, pairs int) {

@@ -154,7 +154,7 @@ func (s *session) rest(tick <-chan time.Time) (told bool) {
 // lead has the run read the sessions that owe it something until they do not, or something
 // else needs its attention. It returns false if the run must wait for others.
 func (r *run) lead() (attention bool) {
-	if r.d.cfg.NoLead || len(r.pending) > 0 {
+	if r.d.cfg.NoLead || len(r.pending) > 0 || r.race.on {
 		return false
 	}
 	for _, p := range r.parts {
@@ -178,6 +178,13 @@ func (r *run) lead() (attention bool) {
 		}
 	}
 	return r.left.Load() == 0
+}
+
+// over says whether nothing can be sent any more.
+func (s *session) over() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.ended != nil || s.leaving
 }
 
 // waitedFor says whether calls wait for the session.

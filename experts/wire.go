@@ -1,6 +1,6 @@
 package experts
 
-// The wire format of /kvasir/<net>/experts/1, version 1.
+// The wire format of /kvasir/<net>/experts/1, version 2.
 //
 // Frames are those of package p2p: a 16-byte header (payload length, type, flags, request id)
 // and a payload. Flags are 0. Integers and floats are little-endian. A payload has exactly the
@@ -9,6 +9,7 @@ package experts
 //
 //	type        from        id        payload
 //	1 OFFER     worker      0         CBOR, first frame of a session
+//	            worker      above 0   the same as it is from now on, see below
 //	2 WANT      dispatcher  0         CBOR, answers OFFER
 //	3 PROGRAM   dispatcher  request   number u32, layer u32, program bytes (1 to MaxProgram)
 //	4 RESULT    worker      request   row width u32, out width u32; answers PROGRAM
@@ -20,6 +21,8 @@ package experts
 //	9 PING      dispatcher  any       empty
 //	10 PONG     worker      of PING   empty
 //	11 GOAWAY   worker      0         empty; send no more, what was sent is answered
+//	12 TAKEN    dispatcher  of OFFER  needed u8: 1 if only this worker computes something that
+//	                                  the dispatcher has computed, else 0
 //
 // The dispatcher uses a request id once per session. It chooses the number of a program, below
 // MaxPrograms, which names that program for the rest of the session.
@@ -39,10 +42,21 @@ package experts
 //
 //	OFFER  1 wire version, 2 model id, 3 slices [[first layer, end, first expert, end]…],
 //	       4 most rows per call, 5 most pairs per call, 6 calls outstanding per session,
-//	       7 precisions, a byte each, as a byte string
+//	       7 precisions, a byte each, as a byte string, 8 state: 0 serving, 1 leaving
 //	WANT   1 wire version, 2 model id, 3 precision
 //
-// Both sides compare the model ids; where they differ both end the session.
+// Both sides compare the model ids; where they differ both end the session. A worker may have
+// no slices yet. Slices do not overlap.
+//
+// When its slices or its state change the worker sends another OFFER, with an id above that of
+// the one before, in which all else is as it was, and the next one only after TAKEN for this
+// one, which the dispatcher may delay. The dispatcher's frames after TAKEN know of the change:
+// then the worker may refuse what it no longer offers (error 4), and not before. A leaving
+// worker computes what it is sent, and is sent only what no other computes; TAKEN may be
+// repeated when "needed" changes.
+//
+// Version 1 had neither these later offers, nor TAKEN, state, workers without slices, nor
+// error 9.
 
 import (
 	"bytes"
@@ -57,7 +71,7 @@ import (
 )
 
 const (
-	wireVersion = 1
+	wireVersion = 2
 
 	// MaxFrame bounds the payload of every frame, in bytes. Larger calls travel in pieces.
 	MaxFrame = 8 << 20
@@ -69,7 +83,7 @@ const (
 	MaxWidth = 1 << 18
 
 	maxText    = 1 << 10
-	maxSlices  = 4096
+	maxSlices  = 1024
 	maxModelID = 128
 	maxControl = 1 << 17 // payload of OFFER and WANT
 	maxCount   = 1 << 20 // rows, pairs, layers, experts, outstanding calls
@@ -88,6 +102,7 @@ const (
 	framePing
 	framePong
 	frameGoAway
+	frameTaken
 )
 
 // Precision is the element type of rows on the wire.
@@ -117,6 +132,25 @@ func (s Slice) holds(layer int, expert int32) bool {
 		s.FirstExpert <= int(expert) && int(expert) < s.EndExpert
 }
 
+// overlaps says whether some expert of some layer is in both.
+func (s Slice) overlaps(o Slice) bool {
+	return max(s.FirstLayer, o.FirstLayer) < min(s.EndLayer, o.EndLayer) &&
+		max(s.FirstExpert, o.FirstExpert) < min(s.EndExpert, o.EndExpert)
+}
+
+// String writes "layers 0:2, experts 16:32".
+func (s Slice) String() string {
+	return fmt.Sprintf("layers %d:%d, experts %d:%d", s.FirstLayer, s.EndLayer, s.FirstExpert, s.EndExpert)
+}
+
+// workerState says whether calls may be sent elsewhere.
+type workerState uint8
+
+const (
+	serving workerState = iota
+	leaving             // soon there will be no answers: go elsewhere where that is possible
+)
+
 // offer is what a worker serves and how much of it at once.
 type offer struct {
 	Version    uint        `cbor:"1,keyasint"`
@@ -126,6 +160,7 @@ type offer struct {
 	MaxPairs   int         `cbor:"5,keyasint"`
 	Queue      int         `cbor:"6,keyasint"`
 	Precisions []Precision `cbor:"7,keyasint"`
+	State      workerState `cbor:"8,keyasint"`
 }
 
 // want is what the dispatcher came for.
@@ -193,14 +228,11 @@ func (o *offer) validate() error {
 	if err := o.Model.validate(); err != nil {
 		return err
 	}
-	if len(o.Slices) == 0 || len(o.Slices) > maxSlices {
-		return fmt.Errorf("%d slices, want 1 to %d", len(o.Slices), maxSlices)
+	if err := checkSlices(o.Slices); err != nil {
+		return err
 	}
-	for _, s := range o.Slices {
-		if !s.valid() {
-			return fmt.Errorf("slice of layers [%d, %d), experts [%d, %d) is empty or out of bounds",
-				s.FirstLayer, s.EndLayer, s.FirstExpert, s.EndExpert)
-		}
+	if o.State > leaving {
+		return fmt.Errorf("state %d, at most %d", o.State, leaving)
 	}
 	for _, n := range []struct {
 		name  string
@@ -214,6 +246,28 @@ func (o *offer) validate() error {
 		return errors.New("f32 is not among the precisions")
 	}
 	return nil
+}
+
+func checkSlices(list []Slice) error {
+	if len(list) > maxSlices {
+		return fmt.Errorf("%d slices, at most %d", len(list), maxSlices)
+	}
+	for i, s := range list {
+		if !s.valid() {
+			return fmt.Errorf("slice of %v is empty or out of bounds", s)
+		}
+		if j := slices.IndexFunc(list[:i], s.overlaps); j >= 0 {
+			return fmt.Errorf("slices of %v and of %v overlap", list[j], s)
+		}
+	}
+	return nil
+}
+
+func decodeTaken(payload []byte) (needed bool, err error) {
+	if len(payload) != 1 || payload[0] > 1 {
+		return false, fmt.Errorf("an offer is taken with %x, want 00 or 01", payload[:min(len(payload), 8)])
+	}
+	return payload[0] == 1, nil
 }
 
 func decodeWant(payload []byte) (w want, err error) {

@@ -12,7 +12,7 @@ import (
 
 func testOffer() offer {
 	return offer{
-		Version: 1, Model: "m", Slices: []Slice{{FirstLayer: 0, EndLayer: 2, FirstExpert: 16, EndExpert: 300}},
+		Version: 2, Model: "m", Slices: []Slice{{FirstLayer: 0, EndLayer: 2, FirstExpert: 16, EndExpert: 300}},
 		MaxRows: 4096, MaxPairs: 10, Queue: 64, Precisions: []Precision{F32},
 	}
 }
@@ -42,8 +42,8 @@ func TestGoldenBytes(t *testing.T) {
 		got  []byte
 		want string
 	}{
-		{"offer", mustControl(t, testOffer()), "a7 0101 02616d 0381840002101901 2c 04191000 050a 061840 074101"},
-		{"want", mustControl(t, want{1, "m", F32}), "a3 0101 02616d 0301"},
+		{"offer", mustControl(t, testOffer()), "a8 0102 02616d 0381840002101901 2c 04191000 050a 061840 074101 0800"},
+		{"want", mustControl(t, want{2, "m", F32}), "a3 0102 02616d 0301"},
 		{"program", putProgram(nil, 3, 48, []byte{0xaa, 0xbb}), "03000000 30000000 aabb"},
 		{"result", putResult(nil, 3072, 1024), "000c0000 00040000"},
 		{"error", putError(nil, CodeBusy, "full"), "0200 0000 66756c6c"},
@@ -61,13 +61,13 @@ func TestGoldenBytes(t *testing.T) {
 
 func TestFrameTypes(t *testing.T) {
 	got := []uint8{frameOffer, frameWant, frameProgram, frameResult, frameCall, frameReply, frameError,
-		frameCancel, framePing, framePong, frameGoAway}
+		frameCancel, framePing, framePong, frameGoAway, frameTaken}
 	for i, v := range got {
 		if int(v) != i+1 {
 			t.Errorf("frame type %d has the number %d", i+1, v)
 		}
 	}
-	codes := []Code{CodeProtocol, CodeBusy, CodeExpired, CodeExpert, CodeProgram, CodeLimit, CodeKernel, CodeClosing}
+	codes := []Code{CodeProtocol, CodeBusy, CodeExpired, CodeExpert, CodeProgram, CodeLimit, CodeKernel, CodeClosing, CodeRights}
 	for i, c := range codes {
 		if int(c) != i+1 || c.String() == "" {
 			t.Errorf("code %d has the number %d and the name %q", i+1, c, c)
@@ -80,8 +80,8 @@ func TestRoundTrips(t *testing.T) {
 	if err != nil || !reflect.DeepEqual(o, testOffer()) {
 		t.Errorf("offer: got %+v, %v", o, err)
 	}
-	w, err := decodeWant(mustControl(t, want{1, "m", F32}))
-	if err != nil || w != (want{1, "m", F32}) {
+	w, err := decodeWant(mustControl(t, want{2, "m", F32}))
+	if err != nil || w != (want{2, "m", F32}) {
 		t.Errorf("want: got %+v, %v", w, err)
 	}
 	n, layer, program, err := decodeProgram(putProgram(nil, 3, 48, []byte("abc")))
@@ -113,6 +113,7 @@ func TestRefusals(t *testing.T) {
 	}
 	offerOf := func(b []byte) error { _, err := decodeOffer(b); return err }
 	wantOf := func(b []byte) error { _, err := decodeWant(b); return err }
+	takenOf := func(b []byte) error { _, err := decodeTaken(b); return err }
 	programOf := func(b []byte) error { _, _, _, err := decodeProgram(b); return err }
 	resultOf := func(b []byte) error { _, _, err := decodeResult(b); return err }
 	errorOf := func(b []byte) error { _, err := decodeError(b); return err }
@@ -127,10 +128,16 @@ func TestRefusals(t *testing.T) {
 		{"offer: not cbor", offerOf, []byte{0xff}, "offer"},
 		{"offer: trailing bytes", offerOf, append(mustControl(t, testOffer()), 0), "extraneous"},
 		{"offer: too long", offerOf, make([]byte, maxControl+1), "at most"},
-		{"offer: version", offerOf, offerWith(func(o *offer) { o.Version = 2 }), "wire version 2"},
+		{"offer: version", offerOf, offerWith(func(o *offer) { o.Version = 1 }), "wire version 1"},
 		{"offer: no model", offerOf, offerWith(func(o *offer) { o.Model = "" }), "model id"},
 		{"offer: long model", offerOf, offerWith(func(o *offer) { o.Model = ModelID(strings.Repeat("x", 129)) }), "model id"},
-		{"offer: no slices", offerOf, offerWith(func(o *offer) { o.Slices = []Slice{} }), "0 slices"},
+		{"offer: overlap", offerOf, offerWith(func(o *offer) {
+			o.Slices = append(o.Slices, Slice{FirstLayer: 1, EndLayer: 3, FirstExpert: 299, EndExpert: 301})
+		}), "and of layers 1:3, experts 299:301 overlap"},
+		{"offer: state", offerOf, offerWith(func(o *offer) { o.State = 2 }), "state 2"},
+		{"taken: empty", takenOf, nil, "want 00 or 01"},
+		{"taken: long", takenOf, []byte{0, 0}, "want 00 or 01"},
+		{"taken: neither", takenOf, []byte{2}, "want 00 or 01"},
 		{"offer: too many slices", offerOf, offerWith(func(o *offer) { o.Slices = make([]Slice, maxSlices+1) }), "max number of elements"},
 		{"offer: empty slice", offerOf, offerWith(func(o *offer) { o.Slices[0].EndExpert = 16 }), "empty or out of bounds"},
 		{"offer: negative slice", offerOf, offerWith(func(o *offer) { o.Slices[0].FirstLayer = -1 }), "out of bounds"},
@@ -140,13 +147,13 @@ func TestRefusals(t *testing.T) {
 		{"offer: negative queue", offerOf, offerWith(func(o *offer) { o.Queue = -1 }), "outstanding calls"},
 		{"offer: no f32", offerOf, offerWith(func(o *offer) { o.Precisions = []Precision{2} }), "f32"},
 		{"offer: unknown key", offerOf, mustControl(t, map[int]int{1: 1, 99: 1}), "unknown field"},
-		{"want: key twice", wantOf, []byte{0xa4, 1, 1, 1, 1, 2, 0x61, 'm', 3, 1}, "duplicate"},
+		{"want: key twice", wantOf, []byte{0xa4, 1, 2, 1, 2, 2, 0x61, 'm', 3, 1}, "duplicate"},
 		{"want: keys unordered", wantOf, []byte{0xa3, 2, 0x61, 'm', 1, 1, 3, 1}, "deterministic"},
 		{"want: long integer", wantOf, []byte{0xa3, 1, 0x18, 1, 2, 0x61, 'm', 3, 1}, "deterministic"},
 		{"want: indefinite length", wantOf, []byte{0xbf, 1, 1, 2, 0x61, 'm', 3, 1, 0xff}, "indefinite"},
 		{"want: version", wantOf, mustControl(t, want{7, "m", F32}), "wire version 7"},
-		{"want: precision", wantOf, mustControl(t, want{1, "m", 3}), "precision 3"},
-		{"want: no model", wantOf, mustControl(t, want{1, "", F32}), "model id"},
+		{"want: precision", wantOf, mustControl(t, want{2, "m", 3}), "precision 3"},
+		{"want: no model", wantOf, mustControl(t, want{2, "", F32}), "model id"},
 		{"program: empty", programOf, putProgram(nil, 0, 0, nil), "want 9"},
 		{"program: too long", programOf, putProgram(nil, 0, 0, make([]byte, MaxProgram+1)), "want 9"},
 		{"program: number", programOf, putProgram(nil, MaxPrograms, 0, []byte{1}), "program number"},
@@ -256,7 +263,7 @@ func FuzzOffer(f *testing.F) {
 }
 
 func FuzzWant(f *testing.F) {
-	f.Add(mustControl(f, want{1, "m", F32}))
+	f.Add(mustControl(f, want{2, "m", F32}))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		if w, err := decodeWant(b); err == nil && string(mustControl(t, w)) != string(b) {
 			t.Errorf("%x decodes to %+v, which encodes differently", b, w)

@@ -22,15 +22,21 @@ type Kernel interface {
 	// slices are only valid during the call.
 	Compute(prog int, rows []float32, row, expert []int32, out []float32) error
 	// Forget ends the use of a program that SetProgram returned: the kernel may drop what it
-	// keeps for it and give its number to another.
+	// keeps for it and give its number to another. Until then it stays set, while slices of its
+	// layer come and go.
 	Forget(prog int)
 }
 
-// WorkerConfig configures a Worker. Zero fields but the first three have the default stated.
+// WorkerConfig configures a Worker. Zero fields but the first two have the default stated.
 type WorkerConfig struct {
 	Model  ModelID
 	Kernel Kernel
-	Slices []Slice // what Kernel holds
+	Slices []Slice // what Kernel holds, without overlaps; none yet is possible
+
+	// Admit says whether a peer, by the text of its connection's RemoteAddr, may have experts
+	// computed here; an error is told to it as the reason. It is called with locks held: it does
+	// not wait, and does not call the Worker. nil: everyone may.
+	Admit func(peer string) error
 
 	MaxRows      int // rows per call: 4096
 	MaxPairs     int // pairs per call: 4096
@@ -43,7 +49,7 @@ type WorkerConfig struct {
 
 	Handshake time.Duration // for OFFER and WANT: 10 s
 	Idle      time.Duration // a session silent for so long is closed: 15 s
-	Drain     time.Duration // Close waits for sessions to end by themselves: 2 s
+	Drain     time.Duration // Close waits for sessions to end by themselves, SetSlices for them to know: 2 s
 
 	Logger *slog.Logger // nil: none
 }
@@ -69,7 +75,7 @@ func (c *WorkerConfig) validate() error {
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}
-	o := c.offer()
+	o := c.offered(serving)
 	if err := o.validate(); err != nil {
 		return fmt.Errorf("experts: worker: %w", err)
 	}
@@ -82,20 +88,32 @@ func defaults[T int | time.Duration](field *T, value T) {
 	}
 }
 
-func (c *WorkerConfig) offer() offer {
+func (c *WorkerConfig) offered(state workerState) offer {
 	return offer{
 		Version: wireVersion, Model: c.Model, Slices: c.Slices, MaxRows: c.MaxRows,
-		MaxPairs: c.MaxPairs, Queue: c.SessionQueue, Precisions: []Precision{F32},
+		MaxPairs: c.MaxPairs, Queue: c.SessionQueue, Precisions: []Precision{F32}, State: state,
 	}
+}
+
+// offer is the encoded offer.
+func (c *WorkerConfig) offer(state workerState) []byte {
+	b, err := controlEnc.Marshal(c.offered(state))
+	if err != nil {
+		panic(err) // a struct of numbers and text that was validated
+	}
+	return b
 }
 
 // Worker serves the experts of its Kernel to any number of sessions.
 type Worker struct {
-	cfg   WorkerConfig
-	hello []byte // encoded offer
-	layer int    // rows[0] counts this layer
-	rows  []atomic.Uint64
+	cfg   WorkerConfig // Slices is guarded by mu
+	rows  [countedLayers]atomic.Uint64
 	count struct{ calls, batches, busy, expired, refused atomic.Uint64 }
+
+	change sync.Mutex             // held while slices change; guards epoch; taken before the others
+	epoch  uint64                 // of served
+	gate   sync.RWMutex           // read by a call from its check until it is queued or computed
+	served atomic.Pointer[served] // what is computed: more than is offered while a slice goes
 
 	perPair  atomic.Uint32             // float32 bits, ns: what the kernel takes for a pair
 	kernel   sync.Mutex                // guards cfg.Kernel, programs, scratch
@@ -103,10 +121,13 @@ type Worker struct {
 	scratch  batchScratch
 
 	mu       sync.Mutex // guards the rest
+	hello    []byte     // encoded offer
+	version  uint64     // of hello
+	state    workerState
 	sessions map[*workerSession]struct{}
 	queue    []*job // oldest first
 	bytes    int    // of queue, with replies
-	draining bool
+	closing  bool
 
 	waiting atomic.Int32  // len(queue)
 	kick    chan struct{} // queue is not empty, or done is closed; capacity 1
@@ -121,21 +142,13 @@ func NewWorker(cfg WorkerConfig) (*Worker, error) {
 	if err := cfg.validate(); err != nil {
 		return nil, err
 	}
-	hello, err := controlEnc.Marshal(cfg.offer())
-	if err != nil {
-		return nil, err
-	}
 	w := &Worker{
-		cfg: cfg, hello: hello, layer: maxCount,
+		cfg: cfg, hello: cfg.offer(serving),
 		programs: map[string]*workerProgram{},
 		sessions: map[*workerSession]struct{}{},
 		kick:     make(chan struct{}, 1), done: make(chan struct{}),
 	}
-	end := 0
-	for _, s := range cfg.Slices {
-		w.layer, end = min(w.layer, s.FirstLayer), max(end, s.EndLayer)
-	}
-	w.rows = make([]atomic.Uint64, end-w.layer)
+	w.served.Store(newServed(0, cfg.Slices))
 	w.loops.Go(w.combine)
 	w.loops.Go(w.watch)
 	return w, nil
@@ -145,18 +158,21 @@ func NewWorker(cfg WorkerConfig) (*Worker, error) {
 // the worker is closed (nil), or something is wrong (the error says what).
 func (w *Worker) Serve(ctx context.Context, conn net.Conn) error {
 	s := &workerSession{link: newLink(conn), w: w, peer: fmt.Sprint(conn.RemoteAddr())}
-	if err := w.enter(s); err != nil {
+	if refused := w.enter(s); refused != nil {
 		s.conn.SetWriteDeadline(time.Now().Add(time.Second))
-		s.write(frameError, 0, putError(nil, CodeLimit, err.Error()))
+		if e := (*RemoteError)(nil); errors.As(refused, &e) {
+			w.count.refused.Add(1)
+			s.write(frameError, 0, putError(nil, e.Code, e.Text))
+		}
 		conn.Close()
-		return err
+		return refused
 	}
 	defer w.serving.Done()
 	defer w.leave(s)
 	stop := context.AfterFunc(ctx, func() { conn.Close() })
 	defer stop()
 	err := s.run()
-	if quiet(err) || ctx.Err() != nil || w.isDraining() {
+	if quiet(err) || ctx.Err() != nil || w.isClosing() {
 		return nil
 	}
 	return err
@@ -165,11 +181,16 @@ func (w *Worker) Serve(ctx context.Context, conn net.Conn) error {
 func (w *Worker) enter(s *workerSession) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.draining {
+	if w.closing {
 		return ErrClosed
 	}
+	if w.cfg.Admit != nil {
+		if err := w.cfg.Admit(s.peer); err != nil {
+			return &RemoteError{CodeRights, err.Error()}
+		}
+	}
 	if len(w.sessions) >= w.cfg.MaxSessions {
-		return fmt.Errorf("experts: %d sessions are open already; raise the limit to serve more", w.cfg.MaxSessions)
+		return &RemoteError{CodeLimit, fmt.Sprintf("%d sessions are open already; raise the limit to serve more", w.cfg.MaxSessions)}
 	}
 	same := 0
 	for o := range w.sessions {
@@ -178,7 +199,7 @@ func (w *Worker) enter(s *workerSession) error {
 		}
 	}
 	if same >= w.cfg.PeerSessions {
-		return fmt.Errorf("experts: %d sessions of this peer are open already, which is the most of one", same)
+		return &RemoteError{CodeLimit, fmt.Sprintf("%d sessions of this peer are open already, which is the most of one", same)}
 	}
 	w.sessions[s] = struct{}{}
 	w.serving.Add(1)
@@ -190,7 +211,7 @@ func (w *Worker) enter(s *workerSession) error {
 func (w *Worker) leave(s *workerSession) {
 	s.stopWriter()
 	w.mu.Lock()
-	w.removeLocked(func(j *job) bool { return j.session == s })
+	w.refuseLocked(func(j *job) bool { return j.session == s }, nil)
 	w.mu.Unlock()
 	w.release(s)
 	w.mu.Lock()
@@ -198,10 +219,10 @@ func (w *Worker) leave(s *workerSession) {
 	delete(w.sessions, s)
 }
 
-func (w *Worker) isDraining() bool {
+func (w *Worker) isClosing() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return w.draining
+	return w.closing
 }
 
 // watch closes sessions that were silent for the idle time.
@@ -231,19 +252,19 @@ func (w *Worker) watch() {
 // leave, at most as long as the configuration says, and ends what is left.
 func (w *Worker) Close() error {
 	w.mu.Lock()
-	if !w.draining {
-		w.draining = true
+	if !w.closing {
+		w.closing = true
 		for s := range w.sessions {
 			s.post(outFrame{typ: frameGoAway})
 		}
-		go w.drain()
+		go w.end()
 	}
 	w.mu.Unlock()
 	w.loops.Wait()
 	return nil
 }
 
-func (w *Worker) drain() {
+func (w *Worker) end() {
 	left := make(chan struct{})
 	go func() {
 		w.serving.Wait()
@@ -272,25 +293,26 @@ type LayerRows struct {
 // WorkerStats counts since the worker was made.
 type WorkerStats struct {
 	Sessions int         // open now
+	Leaving  bool        // Drain was called
 	Waiting  int         // calls in the queue now
 	Calls    uint64      // answered with rows
 	Batches  uint64      // kernel calls for them
 	Busy     uint64      // refused because a queue was full
 	Expired  uint64      // too late when their turn came
 	Refused  uint64      // refused for any other reason
-	Rows     []LayerRows // layers with at least one row, ascending
+	Rows     []LayerRows // of the first 512 layers those with at least one row, ascending
 }
 
 // Stats returns the counters of the worker.
 func (w *Worker) Stats() WorkerStats {
 	w.mu.Lock()
-	s := WorkerStats{Sessions: len(w.sessions), Waiting: len(w.queue)}
+	s := WorkerStats{Sessions: len(w.sessions), Waiting: len(w.queue), Leaving: w.state == leaving}
 	w.mu.Unlock()
 	s.Calls, s.Batches = w.count.calls.Load(), w.count.batches.Load()
 	s.Busy, s.Expired, s.Refused = w.count.busy.Load(), w.count.expired.Load(), w.count.refused.Load()
 	for i := range w.rows {
 		if n := w.rows[i].Load(); n > 0 {
-			s.Rows = append(s.Rows, LayerRows{w.layer + i, n})
+			s.Rows = append(s.Rows, LayerRows{i, n})
 		}
 	}
 	return s

@@ -13,17 +13,7 @@ type workerProgram struct {
 	kernel             int    // the kernel's number for it
 	layer              int
 	rowWidth, outWidth int
-	experts            [][2]int       // ranges served in its layer
 	uses               map[string]int // program numbers that mean it, by peer; guarded by Worker.kernel
-}
-
-func (p *workerProgram) holds(expert int32) bool {
-	for _, r := range p.experts {
-		if r[0] <= int(expert) && int(expert) < r[1] {
-			return true
-		}
-	}
-	return false
 }
 
 func programKey(layer int, program []byte) string { return fmt.Sprintf("%d %s", layer, program) }
@@ -31,8 +21,7 @@ func programKey(layer int, program []byte) string { return fmt.Sprintf("%d %s", 
 // program returns the kernel's program for a layer, for one more number of a session, which
 // release gives back. The kernel is asked if no session uses the program.
 func (w *Worker) program(s *workerSession, layer int, program []byte) (*workerProgram, *RemoteError) {
-	held := w.held(layer)
-	if len(held) == 0 {
+	if len(w.served.Load().layers[layer]) == 0 {
 		return nil, &RemoteError{CodeExpert, fmt.Sprintf("layer %d is not served here", layer)}
 	}
 	key := programKey(layer, program)
@@ -44,7 +33,7 @@ func (w *Worker) program(s *workerSession, layer int, program []byte) (*workerPr
 			"layer %d: this peer uses %d other programs, which is the most of one: close the sessions that use them", layer, peerPrograms)}
 	}
 	if p == nil {
-		p = &workerProgram{key: key, layer: layer, experts: held, uses: map[string]int{}}
+		p = &workerProgram{key: key, layer: layer, uses: map[string]int{}}
 		if err := w.acceptLocked(p, program); err != nil {
 			return nil, &RemoteError{CodeProgram, fmt.Sprintf("layer %d: %v", layer, err)}
 		}
@@ -52,16 +41,6 @@ func (w *Worker) program(s *workerSession, layer int, program []byte) (*workerPr
 	}
 	p.uses[s.peer]++
 	return p, nil
-}
-
-// held is the expert ranges served in a layer.
-func (w *Worker) held(layer int) (ranges [][2]int) {
-	for _, s := range w.cfg.Slices {
-		if s.FirstLayer <= layer && layer < s.EndLayer {
-			ranges = append(ranges, [2]int{s.FirstExpert, s.EndExpert})
-		}
-	}
-	return ranges
 }
 
 // usedLocked counts the programs of a layer that a peer uses; the kernel is locked.

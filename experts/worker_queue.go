@@ -12,6 +12,7 @@ type job struct {
 	session *workerSession
 	id      uint64
 	program *workerProgram
+	epoch   uint64 // of what was served when it was checked
 	payload []byte
 	call    callFrame // views of payload
 	expires time.Time
@@ -37,12 +38,12 @@ type batchScratch struct {
 }
 
 // enqueue copies a checked call into the queue, or says why it is not taken.
-func (w *Worker) enqueue(s *workerSession, id uint64, p *workerProgram, payload []byte) *RemoteError {
+func (w *Worker) enqueue(s *workerSession, id uint64, p *workerProgram, epoch uint64, payload []byte) *RemoteError {
 	if s.jobs.Load() >= int32(w.cfg.SessionQueue) {
 		return &RemoteError{CodeBusy, fmt.Sprintf("%d calls of this session wait", w.cfg.SessionQueue)}
 	}
 	j := jobs.Get().(*job)
-	j.session, j.id, j.program = s, id, p
+	j.session, j.id, j.program, j.epoch = s, id, p, epoch
 	j.payload = append(j.payload[:0], payload...)
 	j.call, _ = decodeCall(j.payload, w.cfg.MaxRows, w.cfg.MaxPairs) // checked before
 	j.expires = time.Now().Add(time.Duration(j.call.deadline) * time.Millisecond)
@@ -50,7 +51,7 @@ func (w *Worker) enqueue(s *workerSession, id uint64, p *workerProgram, payload 
 	defer w.mu.Unlock()
 	var refused *RemoteError
 	switch {
-	case w.draining:
+	case w.closing:
 		refused = &RemoteError{CodeClosing, "the worker is stopping"}
 	case len(w.queue) >= w.cfg.Queue:
 		refused = &RemoteError{CodeBusy, fmt.Sprintf("%d calls wait", len(w.queue))}
@@ -76,13 +77,18 @@ func (w *Worker) wake() {
 	}
 }
 
-// removeLocked takes jobs out of the queue for good.
-func (w *Worker) removeLocked(match func(*job) bool) {
+// refuseLocked takes jobs out of the queue for good, and says why unless that is nil.
+func (w *Worker) refuseLocked(match func(*job) bool, why *RemoteError) {
 	w.queue = slices.DeleteFunc(w.queue, func(j *job) bool {
 		if !match(j) {
 			return false
 		}
 		w.bytes -= j.bytes()
+		if why != nil {
+			w.count.refused.Add(1)
+			j.fail(why)
+			return true
+		}
 		j.session.jobs.Add(-1)
 		j.release()
 		return true
@@ -93,7 +99,7 @@ func (w *Worker) removeLocked(match func(*job) bool) {
 func (w *Worker) cancel(s *workerSession, id uint64) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.removeLocked(func(j *job) bool { return j.session == s && j.id == id })
+	w.refuseLocked(func(j *job) bool { return j.session == s && j.id == id }, nil)
 }
 
 // combine computes what waits, whatever waits for the same program together, until Close.
@@ -224,5 +230,7 @@ func (j *job) fail(e *RemoteError) {
 // counted records a call that was computed.
 func (w *Worker) counted(p *workerProgram, pairs int) {
 	w.count.calls.Add(1)
-	w.rows[p.layer-w.layer].Add(uint64(pairs))
+	if p.layer < countedLayers {
+		w.rows[p.layer].Add(uint64(pairs))
+	}
 }

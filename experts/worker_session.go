@@ -23,7 +23,15 @@ type workerSession struct {
 	peer     string           // the dispatcher's address, which is its peer id
 	programs []*workerProgram // by the dispatcher's number; nil: not set
 	jobs     atomic.Int32     // calls in the queue, being computed, or with a reply to write
-	silent   int              // checks without a frame; guarded by Worker.mu
+	revoked  atomic.Bool      // Worker.Recheck ended it
+
+	// Guarded by Worker.mu.
+	silent  int    // checks without a frame
+	greeted bool   // the offer was answered
+	told    uint64 // version of the last offer
+	sent    uint64 // id of the last offer, which is 0 for the first
+	taken   uint64 // id of the last one that the dispatcher knows of
+	needed  bool   // while the worker is leaving: only it computes something for the dispatcher
 }
 
 // run greets the dispatcher and serves it until the connection ends.
@@ -49,7 +57,11 @@ func (s *workerSession) run() error {
 
 func (s *workerSession) handshake() error {
 	s.conn.SetDeadline(time.Now().Add(s.w.cfg.Handshake))
-	if err := s.write(frameOffer, 0, s.w.hello); err != nil {
+	s.w.mu.Lock()
+	hello := s.w.hello
+	s.told, s.needed = s.w.version, s.w.state == leaving
+	s.w.mu.Unlock()
+	if err := s.write(frameOffer, 0, hello); err != nil {
 		return fmt.Errorf("offer: %w", err)
 	}
 	f, err := s.next()
@@ -66,11 +78,20 @@ func (s *workerSession) handshake() error {
 	if want.Model != s.w.cfg.Model {
 		return &WrongModelError{Offered: s.w.cfg.Model, Wanted: want.Model}
 	}
+	s.w.mu.Lock()
+	s.greeted = true
+	s.tellLocked()
+	s.w.mu.Unlock()
 	return s.conn.SetDeadline(time.Time{})
 }
 
 func (s *workerSession) handle(f p2p.Frame) error {
+	if s.revoked.Load() {
+		return fmt.Errorf("peer %s has lost the right to be served", s.peer)
+	}
 	switch f.Type {
+	case frameTaken:
+		return s.took(f.ID, f.Payload)
 	case frameCall:
 		return s.call(f)
 	case frameProgram:
@@ -122,7 +143,7 @@ func (s *workerSession) reject(id uint64, e *RemoteError) error {
 }
 
 // check returns the program of a call, or why it is refused.
-func (s *workerSession) check(c *callFrame) (*workerProgram, *RemoteError) {
+func (s *workerSession) check(c *callFrame, served *served) (*workerProgram, *RemoteError) {
 	if int(c.program) >= len(s.programs) || s.programs[c.program] == nil {
 		return nil, &RemoteError{CodeProgram, fmt.Sprintf("program %d was not given", c.program)}
 	}
@@ -133,10 +154,8 @@ func (s *workerSession) check(c *callFrame) (*workerProgram, *RemoteError) {
 	if size := 4 * len(c.row) * p.outWidth; size > MaxFrame {
 		return nil, &RemoteError{CodeLimit, fmt.Sprintf("reply of %d bytes, at most %d", size, MaxFrame)}
 	}
-	for _, e := range c.expert {
-		if !p.holds(e) {
-			return nil, &RemoteError{CodeExpert, fmt.Sprintf("expert %d of layer %d is not served here", e, p.layer)}
-		}
+	if e := served.lacks(p.layer, c.expert); e >= 0 {
+		return nil, &RemoteError{CodeExpert, fmt.Sprintf("expert %d of layer %d is not served here", e, p.layer)}
 	}
 	return p, nil
 }
@@ -147,25 +166,28 @@ func (s *workerSession) call(f p2p.Frame) error {
 	if err != nil {
 		return violation(err)
 	}
-	p, refused := s.check(&c)
-	if refused != nil {
-		return s.reject(f.ID, refused)
-	}
 	w := s.w
-	if w.isQuick(len(c.row)) && w.waiting.Load() == 0 && s.wmu.TryLock() {
+	w.gate.RLock()
+	served := w.served.Load()
+	p, refused := s.check(&c, served)
+	if refused == nil && w.isQuick(len(c.row)) && w.waiting.Load() == 0 && s.wmu.TryLock() {
 		if w.kernel.TryLock() {
 			return s.inline(f.ID, p, &c)
 		}
 		s.wmu.Unlock()
 	}
-	if refused := w.enqueue(s, f.ID, p, f.Payload); refused != nil {
+	if refused == nil {
+		refused = w.enqueue(s, f.ID, p, served.epoch, f.Payload)
+	}
+	w.gate.RUnlock()
+	if refused != nil {
 		return s.reject(f.ID, refused)
 	}
 	return nil
 }
 
-// inline computes into the frame of the reply and sends it. It is called with wmu and the
-// kernel locked, and unlocks both.
+// inline computes into the frame of the reply and sends it. It is called with wmu, the gate and
+// the kernel locked, and unlocks all.
 func (s *workerSession) inline(id uint64, p *workerProgram, c *callFrame) error {
 	defer s.wmu.Unlock()
 	payload, err := s.link.w.Payload(4 * len(c.row) * p.outWidth)
@@ -173,6 +195,7 @@ func (s *workerSession) inline(id uint64, p *workerProgram, c *callFrame) error 
 		err = s.w.computeLocked(p, c.rows, c.row, c.expert, float32s(payload))
 	}
 	s.w.kernel.Unlock()
+	s.w.gate.RUnlock()
 	if err != nil {
 		s.w.count.refused.Add(1)
 		text := putError(nil, CodeKernel, err.Error())
