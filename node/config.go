@@ -25,6 +25,7 @@ import (
 	"kvasird/ggml/gguf"
 	"kvasird/node/api"
 	"kvasird/node/gateway"
+	"kvasird/p2p"
 )
 
 // Role is a part that a node plays.
@@ -78,6 +79,10 @@ type Config struct {
 	Slices []SliceConfig `toml:"slice"` // what a worker serves; empty: all of the model
 	Budget Budget        `toml:"budget"`
 	Log    LogSettings   `toml:"log"`
+
+	// Genesis is the network file that Network names, read by Validate; nil when
+	// Network is only a name.
+	Genesis *p2p.Genesis `toml:"-"`
 }
 
 // ModelConfig names the model and the room for its sequences.
@@ -151,7 +156,7 @@ func parseConfig(data []byte, cfg *Config) error {
 func configKeys(t reflect.Type, prefix string) []string {
 	var keys []string
 	for f := range t.Fields() {
-		if f.Tag.Get("toml") == "" {
+		if tag := f.Tag.Get("toml"); tag == "" || tag == "-" {
 			continue
 		}
 		name := prefix + f.Tag.Get("toml")
