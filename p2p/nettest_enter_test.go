@@ -28,6 +28,8 @@ func init() {
 			fmt.Fprintln(os.Stderr, "network suite:", err)
 			os.Exit(1)
 		}
+	case "node":
+		os.Exit(nodeMain())
 	default:
 		fmt.Fprintf(os.Stderr, "network suite: %s=%q\n", roleEnv, role)
 		os.Exit(2)

@@ -24,6 +24,7 @@ const netnsDir = "/run/netns"
 type world struct {
 	t     testing.TB
 	name  string // of this world, the prefix of its namespaces
+	dir   string // files of the nodes
 	sites int
 }
 
@@ -31,7 +32,7 @@ var worlds atomic.Int32
 
 func newWorld(t testing.TB) *world {
 	t.Helper()
-	w := &world{t: t, name: fmt.Sprintf("w%d", worlds.Add(1))}
+	w := &world{t: t, name: fmt.Sprintf("w%d", worlds.Add(1)), dir: t.TempDir()}
 	w.addNamespace(w.wan())
 	w.nft(w.wan(), "add table ip kv")
 	return w
@@ -74,6 +75,12 @@ const (
 		chain kfwd { type filter hook forward priority filter; policy drop; ct state established,related accept; iifname "lan0" accept; }
 		chain kinp { type filter hook input priority filter; policy accept; iifname "up0" ct state new drop; }
 	}`
+	// remapRules are of a router behind whose interface to%[1]d the address %[2]s is.
+	remapRules = `table ip kv {
+		chain kpre { type nat hook prerouting priority dstnat; ip daddr %[2]s udp dport 31001 dnat to %[2]s:4001; }
+		chain kpost { type nat hook postrouting priority srcnat; ip saddr %[2]s udp sport 4001 snat to %[2]s:31001; }
+		chain kremap { type filter hook forward priority filter; policy accept; oifname "to%[1]d" meta l4proto udp ct state new ct status != dnat drop; }
+	}`
 	// webOnly is added where nothing but TCP to port 443 gets out.
 	webOnly = `table ip kv {
 		chain kweb { type filter hook forward priority -10; policy accept; oifname "up0" udp dport 1-65535 drop; oifname "up0" tcp dport != 443 drop; }
@@ -106,6 +113,15 @@ func (s *site) host(name string) *site {
 	s.w.ip(s.ns, "link set lan%d master lan0\nlink set lan%d up", s.hosts, s.hosts)
 	s.w.ip(h.ns, "addr add %s/24 dev eth0\nlink set eth0 up\nroute add default via 10.77.%d.1", h.addr, s.n)
 	return h
+}
+
+// remapping attaches a machine with a public address whose provider gives its UDP another
+// port, 31001 for 4001. To the port 4001 itself nothing gets through.
+func (w *world) remapping(name string, l link) *site {
+	w.t.Helper()
+	s := w.public(name, l)
+	w.nft(w.wan(), fmt.Sprintf(remapRules, s.n, s.addr))
+	return s
 }
 
 // cut drops every packet between sites until the returned function is called. Nobody is
