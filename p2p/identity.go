@@ -62,6 +62,21 @@ func LoadOrCreateIdentity(path string) (Identity, error) {
 	return loadIdentity(path)
 }
 
+// CreateIdentity makes a new key in a file of the same kind, which must not be there: its
+// error is fs.ErrExist then.
+func CreateIdentity(path string) (Identity, error) {
+	if _, err := os.Lstat(path); err == nil {
+		return Identity{}, fmt.Errorf("create key %s: %w", path, fs.ErrExist)
+	}
+	if err := createIdentity(path); err != nil {
+		return Identity{}, fmt.Errorf("create key: %w", err)
+	}
+	return loadIdentity(path)
+}
+
+// LoadIdentity reads a key file that is there.
+func LoadIdentity(path string) (Identity, error) { return loadIdentity(path) }
+
 func loadIdentity(path string) (Identity, error) {
 	f, err := os.Open(path)
 	if err != nil {

@@ -3,6 +3,8 @@ package p2p
 import (
 	"bytes"
 	"crypto/rand"
+	"errors"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -92,6 +94,26 @@ func TestIdentityRefused(t *testing.T) {
 	}
 	if _, err := LoadOrCreateIdentity(t.TempDir()); err == nil {
 		t.Error("a folder was taken for a key")
+	}
+}
+
+func TestCreateIdentity(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "authority.key")
+	if _, err := LoadIdentity(path); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("load what is not there: %v", err)
+	}
+	id, err := CreateIdentity(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := CreateIdentity(path); !errors.Is(err, fs.ErrExist) {
+		t.Errorf("create again: %v", err)
+	}
+	if got, err := LoadIdentity(path); err != nil || got.ID() != id.ID() {
+		t.Errorf("load: %v, %v", got.ID(), err)
+	}
+	if st, err := os.Stat(path); err != nil || st.Mode().Perm() != 0o600 {
+		t.Errorf("mode %v, %v", st.Mode(), err)
 	}
 }
 

@@ -6,10 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"maps"
-	"os"
-	"path/filepath"
 	"sync"
 	"time"
 
@@ -111,16 +108,9 @@ func (m *membership) load() error {
 	if m.path == "" || m.genesis == nil || m.genesis.Authority == "" {
 		return nil
 	}
-	raw, err := readBounded(m.path, MaxRevocations)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	var list *Revocations
-	if err == nil {
-		list, err = m.genesis.OpenRevocations(raw)
-	}
+	list, err := m.genesis.ReadRevocations(m.path)
 	if err != nil {
-		return fmt.Errorf("p2p: %s: %w: remove it if it is of another network or damaged; peers have it too", m.path, err)
+		return fmt.Errorf("p2p: %w: remove the file if it is damaged; peers have the list too", err)
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -147,8 +137,8 @@ func (m *membership) take(raw []byte) (newer bool, err error) {
 		return false, nil
 	}
 	if m.path != "" {
-		if err := writeAtomic(m.path, list.raw); err != nil {
-			return false, fmt.Errorf("store the revocation list: %w", err)
+		if err := list.WriteFile(m.path); err != nil {
+			return false, err
 		}
 	}
 	m.mu.Lock()
@@ -297,36 +287,4 @@ func (h *Host) serveRevocations(_ *Peer, c Conn) {
 	if err := NewFrameWriter(c, MaxRevocations).Write(Frame{Type: frameRevocations, Payload: list.raw}); err != nil {
 		h.cfg.Logger.Debug("revocation list not delivered", "peer", c.Remote(), "err", err)
 	}
-}
-
-// readBounded reads a file of at most limit bytes.
-func readBounded(path string, limit int64) ([]byte, error) {
-	f, err := os.Open(path)
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	data, err := io.ReadAll(io.LimitReader(f, limit+1))
-	if err == nil && int64(len(data)) > limit {
-		err = fmt.Errorf("larger than %d bytes", limit)
-	}
-	return data, err
-}
-
-// writeAtomic replaces the file at path, mode 0600: after a crash it is the old or the new
-// one.
-func writeAtomic(path string, data []byte) error {
-	tmp, err := os.CreateTemp(filepath.Dir(path), ".new-*")
-	if err != nil {
-		return err
-	}
-	defer os.Remove(tmp.Name())
-	_, err = tmp.Write(data)
-	if err = errors.Join(err, tmp.Sync(), tmp.Close()); err != nil {
-		return err
-	}
-	if err := os.Rename(tmp.Name(), path); err != nil {
-		return err
-	}
-	return syncDir(filepath.Dir(path))
 }

@@ -154,7 +154,7 @@ func TestUninvited(t *testing.T) {
 		field  string
 		want   string
 	}{
-		{"missing", invitation, nil, "invitation", "the invitation is missing: ask whoever runs the network for a ticket, and start with --ticket"},
+		{"missing", invitation, nil, "invitation", "the invitation is missing: ask for a ticket for 12D3"},
 		{"expired", invitation, expired, "invitation", "the invitation is expired on 2001-09-09 01:46:41 UTC: ask whoever runs the network for a new ticket"},
 		{"for another peer", invitation, func(peer.ID) string { return invitation.bound(t)(seedIdentity(t, 8).ID()) }, "invitation", "the invitation is for another peer: ask for one for 12D3"},
 		{"for another network", invitation, other.bound(t), "invitation", "the invitation is for network " + other.ID()},

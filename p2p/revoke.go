@@ -5,6 +5,10 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
 	"slices"
 
 	"github.com/libp2p/go-libp2p/core/peer"
@@ -166,4 +170,50 @@ func (r *Revocations) hasPeer(id peer.ID) bool {
 	}
 	_, found := slices.BinarySearchFunc(r.Peers, id, cmp.Compare[peer.ID])
 	return found
+}
+
+// ReadRevocations reads a list that WriteFile stored; without the file there is none, nil.
+func (g *Genesis) ReadRevocations(path string) (*Revocations, error) {
+	f, err := os.Open(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	raw, err := io.ReadAll(io.LimitReader(f, MaxRevocations+1))
+	if err != nil {
+		return nil, err
+	}
+	r, err := g.OpenRevocations(raw)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	return r, nil
+}
+
+// WriteFile stores the list: after a crash the file has the old or the new one.
+func (r *Revocations) WriteFile(path string) error {
+	if err := writeAtomic(path, r.raw); err != nil {
+		return fmt.Errorf("store the revocation list: %w", err)
+	}
+	return nil
+}
+
+// writeAtomic replaces the file at path, mode 0600.
+func writeAtomic(path string, data []byte) error {
+	tmp, err := os.CreateTemp(filepath.Dir(path), ".new-*")
+	if err != nil {
+		return err
+	}
+	defer os.Remove(tmp.Name())
+	_, err = tmp.Write(data)
+	if err = errors.Join(err, tmp.Sync(), tmp.Close()); err != nil {
+		return err
+	}
+	if err := os.Rename(tmp.Name(), path); err != nil {
+		return err
+	}
+	return syncDir(filepath.Dir(path))
 }

@@ -326,7 +326,7 @@ func (g *Genesis) admit(id peer.ID, ticket []byte, revoked *Revocations, now tim
 	case g.Admission == Open || g.Admission == Closed && slices.Contains(g.Contact.Members, id):
 		return full, verdict{}
 	case len(ticket) == 0:
-		return admission{}, uninvited("missing", "ask whoever runs the network for a ticket, and start with --ticket")
+		return admission{}, uninvited("missing", "ask for a ticket for "+id.String()+" and start with --ticket")
 	}
 	st, err := decodeTicket(ticket, signatureSize)
 	if err != nil {

@@ -131,7 +131,7 @@ func TestAdmit(t *testing.T) {
 		{"rights of a later version", g, me.ID(), ticket(g, authority, me.ID(), func(k *Ticket) { k.Rights = 0x81 }), nil, now, Join, "", ""},
 		{"just before the end", g, me.ID(), bound, nil, ticketTime.Add(24*time.Hour - 1), Join | Infer, "", ""},
 		{"clocks differ", g, me.ID(), bound, nil, ticketTime.Add(-ticketSkew), Join | Infer, "", ""},
-		{"missing", g, me.ID(), nil, nil, now, 0, "missing", "ask whoever runs the network for a ticket, and start with --ticket"},
+		{"missing", g, me.ID(), nil, nil, now, 0, "missing", "ask for a ticket for " + me.ID().String() + " and start with --ticket"},
 		{"expired", g, me.ID(), bound, nil, ticketTime.Add(24 * time.Hour), 0, "expired on 2026-01-03 15:04:05 UTC", "new ticket"},
 		{"not yet", g, me.ID(), bound, nil, ticketTime.Add(-ticketSkew - 1), 0, "valid from 2026-01-02 15:04:05 UTC on", "clock"},
 		{"revoked", g, me.ID(), bearer, revoked, now, 0, "revoked", "new ticket"},
