@@ -372,9 +372,9 @@ func TestReturn(t *testing.T) {
 
 // A source that appears shares the load and takes work over from a slow one.
 func TestNewcomer(t *testing.T) {
-	m := makeModel(1, 64*mib)
+	m := makeModel(1, 16*mib)
 	synctest.Test(t, func(t *testing.T) {
-		slow, fast := NewServer(ServerConfig{Library: m, Rate: 64 << 10}), NewServer(ServerConfig{Library: m, Rate: 8 * mib})
+		slow, fast := NewServer(ServerConfig{Library: m, Rate: 64 << 10}), NewServer(ServerConfig{Library: m, Rate: 2 * mib})
 		sources := []Source{serving("slow", slow)}
 		start := time.Now()
 		sink := newJudge(t, m)
@@ -614,12 +614,12 @@ func TestDownloadLimit(t *testing.T) {
 
 // One trickler among fast sources is dropped for that, far above the floor.
 func TestFarBelow(t *testing.T) {
-	m := makeModel(1, 240*mib)
+	m := makeModel(1, 30*mib)
 	synctest.Test(t, func(t *testing.T) {
 		var said blames
 		sink := newJudge(t, m)
 		err := NewClient(ClientConfig{Blame: said.add}).Fetch(t.Context(), Request{Model: m.id, Sink: sink, Sources: these(
-			honest("slow", ServerConfig{Library: m, Rate: 16 << 10}), honest("fast", ServerConfig{Library: m, Rate: 8 * mib}),
+			honest("slow", ServerConfig{Library: m, Rate: 8 << 10}), honest("fast", ServerConfig{Library: m, Rate: mib}),
 		)})
 		if err != nil {
 			t.Fatal(err)
