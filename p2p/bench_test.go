@@ -120,6 +120,13 @@ func startEcho(b *testing.B, process bool, spin time.Duration) echoServer {
 		b.Cleanup(func() { l.Close(); h.Close() })
 		return echoServer{infoOf(b, h), l.Addr().String()}
 	}
+	server, _ := childEcho(b, spin)
+	return server
+}
+
+// childEcho starts an echo server in a process of its own.
+func childEcho(b testing.TB, spin time.Duration) (echoServer, *os.Process) {
+	b.Helper()
 	cmd := exec.Command(os.Args[0])
 	cmd.Env = append(os.Environ(), fmt.Sprintf("%s=%v", echoEnv, spin))
 	cmd.Stderr = os.Stderr
@@ -144,7 +151,7 @@ func startEcho(b *testing.B, process bool, spin time.Duration) echoServer {
 	if err != nil {
 		b.Fatal(err)
 	}
-	return echoServer{ai, tcp}
+	return echoServer{ai, tcp}, cmd.Process
 }
 
 type readWriteCloser interface {

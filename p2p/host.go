@@ -30,6 +30,7 @@ type Host struct {
 	cfg       Config
 	standings *standings
 	gossip    *gossip
+	hearts    *hearts
 	makeNode  func(...libp2p.Option) (host.Host, error) // nil: newNode
 	events    *notifier
 	peers     *registry
@@ -72,6 +73,8 @@ func New(cfg Config) (*Host, error) {
 	h.members = newMembership(&cfg)
 	h.handlers[revokeProtocol] = h.serveRevocations
 	h.gossip = newGossip(h)
+	h.hearts = newHearts(h)
+	h.events.watch(h.hearts)
 	h.events.watch(h.gossip)
 	h.handlers[pullProtocol] = h.gossip.answerPull
 	h.greetings.underWay, h.greetings.kept = make(map[network.Conn]*greeting), make(map[peer.ID]int)
@@ -171,6 +174,7 @@ func (h *Host) openNode() (host.Host, error) {
 
 // startServices starts what serves others, before they can connect.
 func (h *Host) startServices(ctx context.Context) error {
+	h.node.SetStreamHandler(h.protocolID(ctlProtocol), h.hearts.answer)
 	err := h.subscribe(ctx)
 	if err == nil {
 		err = h.gossip.start(ctx)
@@ -205,6 +209,7 @@ func (h *Host) startLoops(ctx context.Context) {
 	h.wg.Go(func() { h.upgradeLoop(ctx) })
 	h.wg.Go(func() { h.watchMembers(ctx) })
 	h.wg.Go(func() { h.gossip.run(ctx) })
+	h.wg.Go(func() { h.hearts.run(ctx) })
 	h.wg.Go(func() { h.events.run(ctx.Done()) })
 	if h.lanes != nil {
 		h.wg.Go(func() { h.lanes.run(ctx) })

@@ -143,13 +143,10 @@ func (h *Host) Peers() []PeerStatus {
 			byID[k.target.ID] = k.status()
 		}
 	}
-	node, _ := h.up()
 	for _, p := range h.peers.list() {
 		s := byID[p.ID]
 		s.ID, s.State, s.Err, s.Peer, s.Path = p.ID, Connected, nil, p, p.Path()
-		if node != nil {
-			s.RTT = node.Peerstore().LatencyEWMA(p.ID)
-		}
+		s.RTT = p.RTT()
 		s.Streams, s.Lanes = h.peers.open(p.ID)
 		byID[p.ID] = s
 	}

@@ -252,6 +252,7 @@ type laneConn struct {
 	peers   *registry
 	remote  peer.ID
 	inbound bool
+	stay    *stay
 }
 
 func (c *laneConn) handshake(ctx context.Context, keys <-chan crypto.PubKey) error {
@@ -298,8 +299,17 @@ func (c *laneConn) Write(b []byte) (int, error) {
 	return c.gather.together(func() (int, error) { return c.Conn.Write(b) })
 }
 
+func (c *laneConn) Read(b []byte) (int, error) {
+	n, err := c.Conn.Read(b)
+	if n > 0 {
+		c.stay.hear()
+	}
+	return n, err
+}
+
 func (c *laneConn) Remote() peer.ID { return c.remote }
 func (c *laneConn) Lane() bool      { return true }
+func (c *laneConn) bind(s *stay)    { c.stay = s }
 func (c *laneConn) drop()           { c.NetConn().Close() }
 
 func (c *laneConn) Close() error {

@@ -38,6 +38,7 @@ type stay struct {
 	done   chan struct{}
 	told   bool                     // the watchers know of it; guarded by notifier.mu
 	noLane atomic.Pointer[deadLane] // where its lanes were last found unreachable
+	pulse  pulse
 }
 
 // Path says how a peer is connected.
@@ -62,6 +63,8 @@ func (p *Peer) Done() <-chan struct{} { return p.stay.done }
 // member is a stream or lane that ends with its peer.
 type member interface {
 	Conn
+	// bind says to whose stay it belongs, before it is used.
+	bind(s *stay)
 	// drop ends it at once, without a word to the other side.
 	drop()
 }
@@ -308,6 +311,7 @@ func (r *registry) attach(p *Peer, m member, maxLanes int) error {
 		e.inLanes++
 	}
 	e.members[m] = struct{}{}
+	m.bind(p.stay)
 	return nil
 }
 
@@ -326,6 +330,19 @@ func (r *registry) detach(m member, inLane bool) {
 	if inLane {
 		e.inLanes--
 	}
+}
+
+// count is the number of ready peers.
+func (r *registry) count() int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	n := 0
+	for _, e := range r.peers {
+		if e.ready != nil {
+			n++
+		}
+	}
+	return n
 }
 
 // list returns the ready peers.

@@ -107,14 +107,19 @@ func (h *Host) OpenStream(ctx context.Context, id peer.ID, proto string) (Conn, 
 type streamConn struct {
 	network.Stream
 	peers *registry
+	stay  *stay
 }
 
 func (c *streamConn) Remote() peer.ID { return c.Conn().RemotePeer() }
 func (c *streamConn) Lane() bool      { return false }
+func (c *streamConn) bind(s *stay)    { c.stay = s }
 func (c *streamConn) drop()           { c.ResetWithError(codeDropped) }
 
 func (c *streamConn) Read(b []byte) (int, error) {
 	n, err := c.Stream.Read(b)
+	if n > 0 {
+		c.stay.hear()
+	}
 	return n, wireErr(err)
 }
 
