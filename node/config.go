@@ -32,12 +32,15 @@ import (
 type Role string
 
 // The roles. RoleAuto stands alone and is replaced when the configuration is
-// checked: a node with slices becomes a worker, any other a backbone and entry.
+// checked: a node with slices becomes a worker, one in a network with a file but
+// without a model of its own a volunteer and entry, any other a backbone and entry.
 const (
-	RoleAuto     Role = "auto"
-	RoleBackbone Role = "backbone" // runs the model but for the experts that others hold
-	RoleWorker   Role = "worker"   // computes the experts of its slices for others
-	RoleEntry    Role = "entry"    // serves HTTP clients
+	RoleAuto      Role = "auto"
+	RoleBackbone  Role = "backbone"  // runs the model but for the experts that others hold
+	RoleWorker    Role = "worker"    // computes the experts of its slices for others
+	RoleVolunteer Role = "volunteer" // likewise, and chooses by itself which, by what is scarce
+	RoleEntry     Role = "entry"     // serves HTTP clients
+	RoleRelay     Role = "relay"     // carries the traffic of members that cannot be reached directly
 )
 
 // Off in place of an address turns that listener off.
@@ -64,16 +67,21 @@ const (
 // Config says what a node does. The zero value of a field is its default; see
 // docs/kvasird.toml for the file.
 type Config struct {
-	Data    string   `toml:"data"`    // state folder; "": api.DefaultDataDir
-	Roles   []Role   `toml:"roles"`   // empty: auto
-	Network string   `toml:"network"` // name, the same on every node; "": "kvasir"
-	Listen  []string `toml:"listen"`  // multiaddrs for peers; empty: this machine only
-	Lane    string   `toml:"lane"`    // host:port of the fast lane; "": a free port where Listen begins; "off"
-	Peers   []string `toml:"peers"`   // multiaddrs with /p2p/ID, kept connected
-	HTTP    string   `toml:"http"`    // host:port of the gateway; "": 127.0.0.1:19000; "off"
-	Control string   `toml:"control"` // control socket; "": in the data folder
-	Threads int      `toml:"threads"` // that compute; 0: one per core
-	Device  string   `toml:"device"`  // that a worker's experts lie on, as `kvasird doctor` names it; "": the CPU
+	Data    string    `toml:"data"`    // state folder; "": api.DefaultDataDir
+	Roles   []Role    `toml:"roles"`   // empty: auto
+	Network string    `toml:"network"` // network file, or only a name, the same on every node; "": "kvasir"
+	Ticket  string    `toml:"ticket"`  // invitation to the network
+	Listen  []string  `toml:"listen"`  // multiaddrs for peers; empty: this machine only
+	Lane    string    `toml:"lane"`    // host:port of the fast lane; "": a free port where Listen begins; "off"
+	Peers   []string  `toml:"peers"`   // multiaddrs with /p2p/ID, kept connected
+	Reach   string    `toml:"reach"`   // whether peers can connect to this node: auto, public, private; "": auto
+	Tell    []string  `toml:"tell"`    // multiaddrs to tell peers beside the own ones, as behind a proxy
+	MDNS    string    `toml:"mdns"`    // find peers on the local network: on, off; "": on with a network file
+	TLS     TLSConfig `toml:"tls"`
+	HTTP    string    `toml:"http"`    // host:port of the gateway; "": 127.0.0.1:19000; "off"
+	Control string    `toml:"control"` // control socket; "": in the data folder
+	Threads int       `toml:"threads"` // that compute; 0: one per core
+	Device  string    `toml:"device"`  // that a worker's experts lie on, as `kvasird doctor` names it; "": the CPU
 
 	Model  ModelConfig   `toml:"model"`
 	Slices []SliceConfig `toml:"slice"` // what a worker serves; empty: all of the model
@@ -83,6 +91,13 @@ type Config struct {
 	// Genesis is the network file that Network names, read by Validate; nil when
 	// Network is only a name.
 	Genesis *p2p.Genesis `toml:"-"`
+}
+
+// TLSConfig is the certificate of the listeners …/tls/ws.
+type TLSConfig struct {
+	Cert string `toml:"cert"` // PEM files
+	Key  string `toml:"key"`
+	CA   string `toml:"ca"` // of certificates of others that public authorities did not sign
 }
 
 // ModelConfig names the model and the room for its sequences.
@@ -203,6 +218,8 @@ func (c *Config) fillDefaults() error {
 	setDefault(&c.Model.Experts, ExpertsAuto)
 	setDefault(&c.Model.Wait, 2)
 	setDefault(&c.Log.Level, "info")
+	setDefault(&c.Reach, string(p2p.ReachAuto))
+	setDefault(&c.MDNS, "on")
 	if len(c.Listen) == 0 {
 		c.Listen = []string{"/ip4/127.0.0.1/tcp/19001", "/ip4/127.0.0.1/udp/19001/quic-v1"}
 	}
@@ -211,8 +228,11 @@ func (c *Config) fillDefaults() error {
 	}
 	if slices.Equal(c.Roles, []Role{RoleAuto}) {
 		c.Roles = []Role{RoleBackbone, RoleEntry}
-		if len(c.Slices) > 0 {
+		switch {
+		case len(c.Slices) > 0:
 			c.Roles = []Role{RoleWorker}
+		case c.Genesis != nil && c.Model.Path == "":
+			c.Roles = []Role{RoleVolunteer, RoleEntry}
 		}
 	}
 	return nil
@@ -231,19 +251,43 @@ func (c *Config) CoverageWait() time.Duration { return time.Duration(c.Model.Wai
 func (c *Config) Has(r Role) bool { return slices.Contains(c.Roles, r) }
 
 func (c *Config) checkRoles() error {
-	known := []string{string(RoleAuto), string(RoleBackbone), string(RoleWorker), string(RoleEntry)}
+	known := []string{string(RoleAuto), string(RoleBackbone), string(RoleWorker), string(RoleVolunteer), string(RoleEntry), string(RoleRelay)}
 	for i, r := range c.Roles {
 		switch {
 		case r == RoleAuto:
 			return fmt.Errorf("role %q stands alone: remove it or the others", r)
 		case !slices.Contains(known, string(r)):
-			return fmt.Errorf("unknown role %q: want auto, backbone, worker, entry%s", r, Suggest(string(r), known))
+			return fmt.Errorf("unknown role %q: want %s%s", r, strings.Join(known, ", "), Suggest(string(r), known))
 		case slices.Contains(c.Roles[:i], r):
 			return fmt.Errorf("role %q is named twice", r)
 		}
 	}
-	if len(c.Slices) > 0 && !c.Has(RoleWorker) {
+	switch {
+	case len(c.Slices) > 0 && !c.Has(RoleWorker):
 		return errors.New("a slice is for workers: add the role worker or remove the slice")
+	case c.Has(RoleVolunteer) && (c.Has(RoleWorker) || c.Has(RoleBackbone)):
+		return errors.New("a volunteer chooses by itself what to hold: remove the role volunteer, or the roles worker and backbone")
+	case c.Genesis == nil && (c.Has(RoleVolunteer) || c.Has(RoleRelay)):
+		return errors.New("volunteers and relays need a network file: make one with `kvasir network create NAME` and name it with --network")
+	}
+	return c.checkReach()
+}
+
+// checkReach checks how peers find and reach this node.
+func (c *Config) checkReach() error {
+	for _, w := range []struct {
+		key, got string
+		known    []string
+	}{
+		{"reach", c.Reach, []string{string(p2p.ReachAuto), string(p2p.ReachPublic), string(p2p.ReachPrivate)}},
+		{"mdns", c.MDNS, []string{"on", Off}},
+	} {
+		if !slices.Contains(w.known, w.got) {
+			return fmt.Errorf("%s %q: want %s%s", w.key, w.got, strings.Join(w.known, ", "), Suggest(w.got, w.known))
+		}
+	}
+	if (c.TLS.Cert == "") != (c.TLS.Key == "") {
+		return errors.New("tls.cert and tls.key belong together: name both files, or none")
 	}
 	return nil
 }

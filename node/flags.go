@@ -81,7 +81,10 @@ func addSettings(set *flag.FlagSet, later func(func(*Config) error)) {
 			return nil
 		})
 	}
-	text("network", "network `name`, the same on every node", func(c *Config) *string { return &c.Network })
+	text("network", "network `file`, or a name that is the same on every node", func(c *Config) *string { return &c.Network })
+	text("ticket", "`invitation` to the network", func(c *Config) *string { return &c.Ticket })
+	text("reach", "whether peers can connect to this node: auto, public or private", func(c *Config) *string { return &c.Reach })
+	text("mdns", "find peers on the local network: on or off", func(c *Config) *string { return &c.MDNS })
 	text("lane", "`host:port` of the fast lane, or off", func(c *Config) *string { return &c.Lane })
 	text("http", "`host:port` of the HTTP API, or off", func(c *Config) *string { return &c.HTTP })
 	text("control", "control socket `path`", func(c *Config) *string { return &c.Control })
@@ -121,7 +124,11 @@ func addLists(set *flag.FlagSet, later func(func(*Config) error)) {
 		c.Peers = appendOrReplace(c.Peers, s, first)
 		return nil
 	})
-	list("role", "auto, backbone, worker or entry, or several with commas", func(c *Config, s string, first bool) error {
+	list("tell", "`multiaddr` to tell peers beside the own ones, as behind a proxy (may be repeated)", func(c *Config, s string, first bool) error {
+		c.Tell = appendOrReplace(c.Tell, s, first)
+		return nil
+	})
+	list("role", "auto, backbone, worker, volunteer, entry or relay, or several with commas", func(c *Config, s string, first bool) error {
 		for i, r := range strings.Split(s, ",") {
 			c.Roles = appendOrReplace(c.Roles, Role(strings.TrimSpace(r)), first && i == 0)
 		}
