@@ -43,12 +43,12 @@ type Host struct {
 	meeter    *meeter
 	providers *providers
 	memory    *memory
-	listening chan struct{} // closed when all listeners but that of lanes are up
 
 	// Made by Start; nil when they are off.
 	dht   *dht.IpfsDHT
 	mdns  *mdns
 	relay *relayService
+	taken *reserver // into relays
 
 	closeOnce sync.Once
 	closeErr  error
@@ -80,7 +80,6 @@ func New(cfg Config) (*Host, error) {
 	h.greetings.underWay, h.greetings.kept = make(map[network.Conn]*greeting), make(map[peer.ID]int)
 	h.greetings.left = h.greetLeft
 	h.meeter, h.providers, h.memory = newMeeter(h), newProviders(), &memory{h: h}
-	h.listening = make(chan struct{})
 	if h.looks() {
 		h.events.watch(h.meeter)
 	}
@@ -157,7 +156,7 @@ func (h *Host) start() error {
 		return err
 	}
 	h.startLoops(ctx)
-	return h.seekRelays()
+	return nil
 }
 
 // openNode makes the libp2p host.
@@ -184,6 +183,9 @@ func (h *Host) startServices(ctx context.Context) error {
 	}
 	if err == nil && h.cfg.Relay {
 		h.relay, err = newRelayService(h)
+	}
+	if err == nil && !h.cfg.isPublic() {
+		h.taken, err = newReserver(h)
 	}
 	if err == nil && h.cfg.Remember != "" {
 		h.recall()
@@ -217,6 +219,9 @@ func (h *Host) startLoops(ctx context.Context) {
 	for _, k := range h.keepers {
 		h.wg.Go(func() { k.run(ctx) })
 	}
+	if h.taken != nil {
+		h.wg.Go(func() { h.taken.run(ctx) })
+	}
 	if h.looks() {
 		h.wg.Go(func() { h.meeter.run(ctx) })
 	}
@@ -247,7 +252,6 @@ func (h *Host) listen() error {
 			return fmt.Errorf("p2p: listen on %s: %v: is another program using the port?", a, err)
 		}
 	}
-	close(h.listening)
 	if h.cfg.NoLane {
 		return nil
 	}

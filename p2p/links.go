@@ -19,7 +19,7 @@ const (
 	sweepEvery = time.Second
 	// drainAfter is how long a relayed connection is kept beside a direct one: by then the
 	// other side has learned of the direct one too and opens its streams there.
-	drainAfter = 5 * time.Second
+	drainAfter = 3 * time.Second
 )
 
 // errLimited explains what libp2p reports as a bare EOF.

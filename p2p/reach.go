@@ -14,7 +14,6 @@ import (
 	"github.com/libp2p/go-libp2p/core/host"
 	"github.com/libp2p/go-libp2p/core/network"
 	"github.com/libp2p/go-libp2p/core/peer"
-	"github.com/libp2p/go-libp2p/p2p/host/autorelay"
 	"github.com/libp2p/go-libp2p/p2p/muxer/yamux"
 	"github.com/libp2p/go-libp2p/p2p/net/connmgr"
 	"github.com/libp2p/go-libp2p/p2p/net/swarm"
@@ -33,12 +32,6 @@ const (
 	// busy machines.
 	yamuxKeepAlive    = 10 * time.Second
 	yamuxWriteTimeout = 10 * time.Second
-
-	// Reservations at relays: how many to hold, how often to look for relays while there
-	// are fewer, and when to ask one again that refused.
-	relaysHeld    = 2
-	relayInterval = 5 * time.Second
-	relayBackoff  = 15 * time.Second
 
 	// trimGrace is how long a new connection is not closed for being one too many.
 	trimGrace = time.Minute
@@ -94,16 +87,10 @@ func (h *Host) reachOptions() []libp2p.Option {
 	if h.cfg.isPublic() {
 		return []libp2p.Option{libp2p.ForceReachabilityPublic(), libp2p.EnableNATService()}
 	}
-	options := []libp2p.Option{libp2p.EnableAutoRelayWithPeerSource(h.findRelays,
-		autorelay.WithBootDelay(0),
-		autorelay.WithMinCandidates(1),
-		autorelay.WithNumRelays(relaysHeld),
-		autorelay.WithMinInterval(relayInterval),
-		autorelay.WithBackoff(relayBackoff))}
 	if h.cfg.Reach == ReachPrivate {
-		return append(options, libp2p.ForceReachabilityPrivate())
+		return []libp2p.Option{libp2p.ForceReachabilityPrivate()}
 	}
-	return append(options, libp2p.EnableNATService())
+	return []libp2p.Option{libp2p.EnableNATService()}
 }
 
 // isPublic: a relay that could not be reached would be none.
@@ -247,19 +234,26 @@ func (h *Host) subscribe(ctx context.Context) error {
 	return nil
 }
 
-// seekRelays has libp2p look for relays at once when nothing says that this node can be
-// reached: it would wait for peers to have tried, which takes a quarter of a minute. What
-// they find ends it.
-func (h *Host) seekRelays() error {
-	if h.cfg.Reach != ReachAuto || h.cfg.isPublic() || hasPublicAddr(h.node) {
-		return nil
+// needsRelay reports whether others cannot connect to this node, as far as is known. While
+// nothing is, it does unless an own interface has a public address: to wait for peers to
+// have tried would take a quarter of a minute.
+func (h *Host) needsRelay() bool {
+	switch {
+	case h.cfg.isPublic():
+		return false
+	case h.cfg.Reach == ReachPrivate:
+		return true
 	}
-	emitter, err := h.node.EventBus().Emitter(new(libp2pevent.EvtLocalReachabilityChanged))
-	if err != nil {
-		return err
+	o := &h.outlook
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	switch {
+	case o.reach == network.ReachabilityPublic || len(o.reachable) > 0:
+		return false
+	case o.reach == network.ReachabilityPrivate || len(o.unreachable) > 0:
+		return true
 	}
-	defer emitter.Close()
-	return emitter.Emit(libp2pevent.EvtLocalReachabilityChanged{Reachability: network.ReachabilityUnknown})
+	return !hasPublicAddr(h.node)
 }
 
 // hasPublicAddr reports whether an own interface has a public address.

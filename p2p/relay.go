@@ -12,9 +12,6 @@ import (
 )
 
 const (
-	// RelayKey is what relays provide in the DHT.
-	RelayKey = "relay"
-
 	// What a relay gives. libp2p's own buffer of 2 KiB halves the throughput.
 	relayBuffer         = 64 << 10 // bytes, two for each circuit
 	relayReservations   = 1024
@@ -90,58 +87,5 @@ func (s *relayService) ReservationRequestHandled(status pbv2.Status) { s.count(s
 func (s *relayService) count(status pbv2.Status) {
 	if status != pbv2.Status_OK {
 		s.refused.Add(1)
-	}
-}
-
-// findRelays is where libp2p gets relays from: those of the configuration, then those in
-// the DHT. It hears of one only after the hello with it, without which it would be refused.
-func (h *Host) findRelays(ctx context.Context, n int) <-chan peer.AddrInfo {
-	out := make(chan peer.AddrInfo)
-	go func() {
-		defer close(out)
-		// Nothing is dialled before the listeners are up: a connection from another port
-		// than theirs would tell a wrong address, and no hole could be punched.
-		select {
-		case <-h.listening:
-		case <-ctx.Done():
-			return
-		}
-		leave, err := h.enter()
-		if err != nil {
-			return
-		}
-		defer leave()
-		tried := make(map[peer.ID]bool)
-		offer := func(list []peer.AddrInfo) {
-			for _, ai := range list {
-				if n > 0 && !tried[ai.ID] && h.offerRelay(ctx, ai, out) {
-					n--
-				}
-				tried[ai.ID] = true
-			}
-		}
-		offer(h.cfg.relays)
-		if n > 0 && h.dht != nil {
-			if found, err := h.FindProviders(ctx, RelayKey, n); err == nil {
-				offer(found)
-			}
-		}
-	}()
-	return out
-}
-
-// offerRelay passes the gate with a relay and sends it to out.
-func (h *Host) offerRelay(ctx context.Context, ai peer.AddrInfo, out chan<- peer.AddrInfo) bool {
-	if h.peers.get(ai.ID) == nil {
-		if _, err := h.Hello(ctx, ai); err != nil {
-			h.cfg.Logger.Info("relay not usable", "peer", ai.ID, "err", err)
-			return false
-		}
-	}
-	select {
-	case out <- ai:
-		return true
-	case <-ctx.Done():
-		return false
 	}
 }

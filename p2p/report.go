@@ -79,7 +79,9 @@ func (h *Host) Report() Report {
 		r.Serving = &RelayTraffic{int(s.reservations.Load()), int(s.circuits.Load()), s.refused.Load(), s.carried.Load()}
 	}
 	r.Bootstrap, r.Relays = h.contacts(h.cfg.bootstrap), h.contacts(h.cfg.relays)
-	r.addRelaysInUse(h.outlook.relays())
+	if h.taken != nil {
+		h.taken.report(&r)
+	}
 	r.Advice = h.advise(&r)
 	return r
 }
@@ -124,32 +126,6 @@ func (h *Host) contacts(list []peer.AddrInfo) []KeptPeer {
 			c.Err = s.Err.Error()
 		}
 		out = append(out, c)
-	}
-	return out
-}
-
-// addRelaysInUse marks the relays that hold a reservation and adds those found elsewhere.
-func (r *Report) addRelaysInUse(inUse []peer.ID) {
-	for _, id := range inUse {
-		i := slices.IndexFunc(r.Relays, func(c KeptPeer) bool { return c.ID == id })
-		if i < 0 {
-			r.Relays = append(r.Relays, KeptPeer{ID: id, State: Connected})
-			i = len(r.Relays) - 1
-		}
-		r.Relays[i].Holds = true
-	}
-}
-
-// relays are those at which this node has a reservation.
-func (o *outlook) relays() []peer.ID {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	var out []peer.ID
-	for _, a := range o.relayed {
-		s, _ := protocolOf(a, ma.P_P2P)
-		if id, err := peer.Decode(s); err == nil && !slices.Contains(out, id) {
-			out = append(out, id)
-		}
 	}
 	return out
 }

@@ -1,0 +1,250 @@
+package p2p
+
+import (
+	"errors"
+	"io"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/libp2p/go-libp2p/core/peer"
+	"github.com/libp2p/go-libp2p/p2p/protocol/circuitv2/client"
+	ma "github.com/multiformats/go-multiaddr"
+)
+
+// circuitTo waits until h is reached through relays and returns how.
+func circuitTo(t *testing.T, h *Host) peer.AddrInfo {
+	t.Helper()
+	var out peer.AddrInfo
+	eventually(t, "a relay takes it in", func() bool {
+		out = peer.AddrInfo{ID: h.ID()}
+		for _, s := range h.Addrs() {
+			if ai, err := ParsePeer(s); err == nil && strings.Contains(s, "/p2p-circuit") {
+				out.Addrs = append(out.Addrs, ai.Addrs...)
+			}
+		}
+		return len(out.Addrs) > 0
+	})
+	return out
+}
+
+// noWayIn makes a host that nobody can connect to.
+func noWayIn(relay *Host) func(*Config) {
+	return func(c *Config) {
+		c.Listen, c.Reach, c.Relays = []string{}, ReachPrivate, relay.Addrs()
+	}
+}
+
+func TestThroughRelay(t *testing.T) {
+	start := time.Now()
+	relay := startHost(t, func(c *Config) { c.Relay = true })
+	a, b := startHost(t, noWayIn(relay)), startHost(t, noWayIn(relay))
+	to := circuitTo(t, b)
+	t.Logf("reserved after %v", time.Since(start))
+	p, err := a.Hello(t.Context(), to)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("met after %v", time.Since(start))
+	if p.Path() != Relayed || statusOf(t, a, b).Path != Relayed {
+		t.Errorf("path of %s is %s", p.Addr, p.Path())
+	}
+	c, err := a.OpenLane(t.Context(), b.ID(), "echo/1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if c.Lane() {
+		t.Error("a lane through a relay")
+	}
+	if err := echo(c, 1<<20); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the relay counts", func() bool {
+		s := relay.Report().Serving
+		return s.Reservations == 2 && s.Circuits >= 1 && s.Bytes > 2<<20
+	})
+	r := b.Report()
+	if len(r.Relayed) == 0 || len(r.Relays) != 1 || !r.Relays[0].Holds || r.RelayedPeers != 1 || r.DirectPeers != 1 {
+		t.Errorf("report: %+v", r)
+	}
+}
+
+// A private node learns of relays from the DHT.
+func TestRelayFromDHT(t *testing.T) {
+	network := ownNetwork()
+	bootstrap := startHost(t, func(c *Config) { c.Network, c.DHT = network, true })
+	join := func(c *Config) { c.Network, c.DHT, c.Bootstrap = network, true, bootstrap.Addrs() }
+	relay := startHost(t, func(c *Config) { join(c); c.Relay = true })
+	start := time.Now()
+	hidden := startHost(t, func(c *Config) { join(c); c.Listen, c.Reach = []string{}, ReachPrivate })
+	circuitTo(t, hidden)
+	t.Logf("reserved after %v", time.Since(start))
+	if r := hidden.Report(); len(r.Relays) != 1 || r.Relays[0].ID != relay.ID() || !r.Relays[0].Holds {
+		t.Errorf("relays: %+v", r.Relays)
+	}
+	// Another one finds it as a member, and comes through the relay.
+	other := startHost(t, func(c *Config) { join(c); c.Listen, c.Reach = []string{}, ReachPrivate })
+	eventually(t, "two hidden nodes meet", func() bool { return other.Peer(hidden.ID()) != nil || hidden.Peer(other.ID()) != nil })
+}
+
+// Only who passed the hello may reserve, connect, or be connected to.
+func TestRelayIsForMembers(t *testing.T) {
+	relay := startHost(t, func(c *Config) { c.Relay = true })
+	member := startHost(t, noWayIn(relay))
+	to := circuitTo(t, member)
+	s := stranger(t)
+	if err := s.Connect(t.Context(), infoOf(t, relay)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := client.Reserve(t.Context(), s, infoOf(t, relay)); err == nil || !strings.Contains(err.Error(), "PERMISSION_DENIED") {
+		t.Errorf("reservation of a stranger: %v", err)
+	}
+	if err := s.Connect(t.Context(), to); err == nil {
+		t.Error("a stranger got through to a member")
+	}
+	third := startHost(t, func(c *Config) { c.Listen, c.Peers = []string{}, relay.Addrs() })
+	absent := startHost(t, nil)
+	nowhere := peer.AddrInfo{ID: absent.ID()}
+	for _, a := range to.Addrs {
+		nowhere.Addrs = append(nowhere.Addrs, a)
+	}
+	eventually(t, "a third member at the relay", func() bool { return third.Peer(relay.ID()) != nil })
+	if _, err := third.Hello(t.Context(), nowhere); err == nil {
+		t.Error("got through to a peer that has no reservation")
+	}
+	if relay.Report().Serving.Refused < 2 {
+		t.Errorf("refusals are not counted: %+v", relay.Report().Serving)
+	}
+}
+
+// A relayed connection gives way to a direct one, unseen by streams.
+func TestUpgradeToDirect(t *testing.T) {
+	relay := startHost(t, func(c *Config) { c.Relay = true })
+	b := startHost(t, func(c *Config) { c.Reach, c.Relays = ReachPrivate, relay.Addrs() })
+	cfg := testConfig(t)
+	noWayIn(relay)(&cfg)
+	a, err := New(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var w watchLog
+	a.Watch(&w)
+	if err := a.HandleStream("echo/1", func(_ *Peer, c Conn) { io.Copy(c, c) }); err != nil {
+		t.Fatal(err)
+	}
+	if err := a.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer a.Close()
+	eventually(t, "a at the relay", func() bool { return a.Peer(relay.ID()) != nil })
+
+	if _, err := a.Hello(t.Context(), circuitTo(t, b)); err != nil {
+		t.Fatal(err)
+	}
+	old := openOver(t, a, b, Relayed)
+	direct := func() bool { return a.Peer(b.ID()).Path() == Direct && b.Peer(a.ID()).Path() == Direct }
+	eventually(t, "both know of a direct connection", direct)
+	fresh := openOver(t, a, b, Direct)
+	if err := errors.Join(echo(old, 1000), echo(fresh, 1000)); err != nil {
+		t.Fatal(err)
+	}
+	// Without the direct one the relayed serves, and the direct one comes back.
+	since := a.Peer(b.ID()).stay
+	for _, c := range a.node.Network().ConnsToPeer(b.ID()) {
+		if !isRelayed(c) {
+			c.Close()
+		}
+	}
+	if err := echo(old, 1000); err != nil {
+		t.Errorf("the relayed stream after the loss of the direct connection: %v", err)
+	}
+	eventually(t, "direct again", direct)
+	old.Close()
+	eventually(t, "the relayed connection goes", func() bool {
+		return !slices.ContainsFunc(a.node.Network().ConnsToPeer(b.ID()), isRelayed)
+	})
+	if err := echo(openOver(t, a, b, Direct), 1000); err != nil {
+		t.Error(err)
+	}
+	lane, err := a.OpenLane(t.Context(), b.ID(), "echo/1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer lane.Close()
+	if !lane.Lane() {
+		t.Error("no lane to a peer that is connected directly")
+	}
+	if w.has("lost "+b.ID().String()) || a.Peer(b.ID()).stay != since {
+		t.Error("the peer was lost on the way")
+	}
+}
+
+// openOver opens a stream and checks how it goes.
+func openOver(t *testing.T, from, to *Host, want Path) Conn {
+	t.Helper()
+	c, err := from.OpenStream(t.Context(), to.ID(), "echo/1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+	if got := c.(*streamConn).Conn(); isRelayed(got) != (want == Relayed) {
+		t.Errorf("stream over %s, want a %s one", got.RemoteMultiaddr(), want)
+	}
+	if err := echo(c, 10); err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// The side that has nothing but outgoing connections is told where the other listens.
+func TestHelloThroughRelayTellsAddresses(t *testing.T) {
+	h := startHost(t, nil)
+	if len(h.directAddrs()) == 0 {
+		t.Fatal("no addresses")
+	}
+	record := h.cfg.hello(Capabilities{}, 1)
+	record.Addrs = append(h.directAddrs(), "/ip4/127.0.0.1/tcp/1/p2p/"+h.ID().String()+"/p2p-circuit", "nonsense")
+	b, err := encodeHello(record)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := decodeHello(b)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := &Peer{Hello: got}
+	if addrs := p.directAddrs(); len(addrs) != len(h.directAddrs()) {
+		t.Errorf("addresses to dial: %v", addrs)
+	}
+	record.Addrs = make([]string, maxAddrs+1)
+	if _, err := encodeHello(record); err == nil {
+		t.Error("too many addresses accepted")
+	}
+}
+
+// No port that does not answer delays the opening of streams for long, or twice.
+func TestDeadLaneIsNotTriedAgain(t *testing.T) {
+	p := &Peer{lane: "192.0.2.1:1", stay: &stay{done: make(chan struct{})}}
+	p.stay.noLane.Store(&deadLane{p.lane, time.Now().Add(laneRetry)})
+	if !p.laneIsDead() {
+		t.Error("tried again at once")
+	}
+	moved := *p
+	moved.lane = "192.0.2.2:1"
+	if moved.laneIsDead() {
+		t.Error("not tried at another address")
+	}
+	p.stay.noLane.Store(&deadLane{p.lane, time.Now().Add(-time.Second)})
+	if p.laneIsDead() {
+		t.Error("never tried again")
+	}
+}
+
+func TestDirectAddrsHaveNoCircuit(t *testing.T) {
+	addrs := []ma.Multiaddr{ma.StringCast("/ip4/1.2.3.4/tcp/1/p2p-circuit"), ma.StringCast("/ip4/1.2.3.4/tcp/1")}
+	if circuitRank(addrs[0]) <= circuitRank(addrs[1]) {
+		t.Error("circuits come first")
+	}
+}
