@@ -43,10 +43,7 @@ func (m *Model) evict(file int, spans []Span) error {
 	}
 	m.settledLocked(f, gone)
 	f.drops++
-	durable := f.held.clone()
-	for i := range f.pending.each() {
-		durable.remove(i)
-	}
+	durable := f.durableLocked()
 	m.mu.Unlock()
 	var err error
 	if f.saved.intersects(gone) {

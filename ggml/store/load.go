@@ -120,7 +120,8 @@ func (m *Model) loadData(i int) error {
 	} else {
 		f.suspect = true
 		m.store.report(fmt.Errorf("store: %s: nothing of this file counts as held until it is verified: %w", path, err))
-		if err := f.data.Truncate(sum.Size); err != nil {
+		// The set first: it must not speak of what the data are from now on.
+		if err := errors.Join(m.store.disk.create(path, nil), f.data.Truncate(sum.Size)); err != nil {
 			return err
 		}
 	}

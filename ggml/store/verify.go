@@ -137,12 +137,15 @@ func (m *Model) discard(file int, wrong []Span) error {
 
 // recover makes groups held that turned out to be right after their set was lost.
 func (m *Model) recover(file int, found *groupSet) error {
+	m.flushMu.Lock()
+	defer m.flushMu.Unlock()
 	m.mu.Lock()
 	f := m.files[file]
 	if !f.suspect || f.source != nil {
 		m.mu.Unlock()
 		return nil
 	}
+	durable := f.durableLocked()
 	for i := range found.each() {
 		if f.held.has(i) || f.busy[i] {
 			continue
@@ -156,7 +159,17 @@ func (m *Model) recover(file int, found *groupSet) error {
 		f.extra -= known
 		m.store.discharge(m, known-cost)
 	}
-	f.suspect = false
 	m.mu.Unlock()
-	return m.Flush()
+	if found.bytes == 0 {
+		if err := m.save(file, durable); err != nil { // a set again, if an empty one
+			return err
+		}
+	}
+	err := m.flushFile(file)
+	if err == nil {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		f.suspect = false
+	}
+	return err
 }

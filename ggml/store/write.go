@@ -335,13 +335,9 @@ func (m *Model) flushFile(file int) error {
 		return errors.Join(diskError(f.path, pend.bytes, err), m.evict(file, pend.spans(all, true)))
 	}
 	m.mu.Lock()
-	durable := f.held.clone()
-	for i := range f.pending.each() {
-		if !pend.has(i) {
-			durable.remove(i)
-		}
-	}
+	durable := f.durableLocked()
 	m.mu.Unlock()
+	durable.union(pend)
 	if err := m.save(file, durable); err != nil {
 		return err
 	}
@@ -349,6 +345,15 @@ func (m *Model) flushFile(file int) error {
 	defer m.mu.Unlock()
 	m.settledLocked(f, pend)
 	return nil
+}
+
+// durableLocked returns the groups that are surely in the set on disk.
+func (f *file) durableLocked() *groupSet {
+	set := f.held.clone()
+	for i := range f.pending.each() {
+		set.remove(i)
+	}
+	return set
 }
 
 // save writes the set of a file. flushMu is held.
