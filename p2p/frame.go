@@ -59,7 +59,11 @@ func NewFrameReader(r io.Reader, maxPayload int) *FrameReader {
 // Next returns the next frame. Its payload is valid until the following call. The error
 // is io.EOF when the stream ended between frames, io.ErrUnexpectedEOF within one,
 // ErrFrameTooLarge, ErrFrame, or the reader's. After an error the stream is of no use.
-func (f *FrameReader) Next() (Frame, error) {
+func (f *FrameReader) Next() (Frame, error) { return f.NextInto(nil) }
+
+// NextInto is Next, but reads a payload that fits into dst there. What else was in dst may
+// be lost, after an error too.
+func (f *FrameReader) NextInto(dst []byte) (Frame, error) {
 	if _, err := io.ReadFull(f.r, f.hdr[:]); err != nil {
 		return Frame{}, err
 	}
@@ -70,7 +74,13 @@ func (f *FrameReader) Next() (Frame, error) {
 	if uint64(n) > uint64(f.max) {
 		return Frame{}, fmt.Errorf("%w: payload of %d bytes, maximum %d", ErrFrameTooLarge, n, f.max)
 	}
-	payload, err := f.payload(int(n))
+	payload := dst[:min(int(n), len(dst))]
+	var err error
+	if len(payload) == int(n) {
+		err = readWhole(f.r, payload)
+	} else {
+		payload, err = f.payload(int(n))
+	}
 	if err != nil {
 		return Frame{}, err
 	}
@@ -89,16 +99,21 @@ func (f *FrameReader) payload(n int) ([]byte, error) {
 			f.buf = grown
 		}
 		end := min(n, len(f.buf))
-		got, err := io.ReadFull(f.r, f.buf[have:end])
-		have += got
-		if err == io.EOF {
-			err = io.ErrUnexpectedEOF
-		}
-		if err != nil {
+		if err := readWhole(f.r, f.buf[have:end]); err != nil {
 			return nil, err
 		}
+		have = end
 	}
 	return f.buf[:n], nil
+}
+
+// readWhole fills b with what is within a frame.
+func readWhole(r io.Reader, b []byte) error {
+	_, err := io.ReadFull(r, b)
+	if err == io.EOF {
+		err = io.ErrUnexpectedEOF
+	}
+	return err
 }
 
 // FrameWriter writes frames, header and payload in one Write, from one buffer that it

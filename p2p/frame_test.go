@@ -82,8 +82,9 @@ func TestFrameRefused(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			_, err := NewFrameReader(strings.NewReader(tt.in), 16).Next()
-			if !errors.Is(err, tt.want) {
-				t.Errorf("got %v, want %v", err, tt.want)
+			_, into := NewFrameReader(strings.NewReader(tt.in), 16).NextInto(make([]byte, 16))
+			if !errors.Is(err, tt.want) || !errors.Is(into, tt.want) {
+				t.Errorf("got %v and %v, want %v", err, into, tt.want)
 			}
 		})
 	}
@@ -103,6 +104,28 @@ func TestFrameClaimCostsLittle(t *testing.T) {
 	}
 	if cap(fr.buf) > frameStep {
 		t.Errorf("buffer of %d bytes for 3 received", cap(fr.buf))
+	}
+}
+
+// A payload that fits is read in place, a longer one and the next are not affected.
+func TestFrameInto(t *testing.T) {
+	var b bytes.Buffer
+	fw := NewFrameWriter(&b, 16)
+	for _, s := range []string{"", "fits", "too long", "four"} {
+		if err := fw.Write(Frame{Type: 1, Payload: []byte(s)}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	fr := NewFrameReader(&b, 16)
+	for _, want := range []string{"", "fits", "too long", "four"} {
+		dst := []byte("....")
+		f, err := fr.NextInto(dst)
+		if err != nil || string(f.Payload) != want {
+			t.Fatalf("%q, %v, want %q", f.Payload, err, want)
+		}
+		if fits := len(want) == len(dst); string(dst) == want != fits {
+			t.Errorf("%q is in place: %q", want, dst)
+		}
 	}
 }
 
