@@ -74,6 +74,9 @@ func (h *Host) newNode() (host.Host, error) {
 		libp2p.Ping(false),
 		libp2p.EnableHolePunching(holepunch.WithTracer(&h.outlook)),
 		libp2p.EnableAutoNATv2(),
+		// Otherwise no node tries another's UDP address before a hundred dials of its own,
+		// and an address where nothing gets through is told for ever.
+		libp2p.UDPBlackHoleSuccessCounter(nil),
 		libp2p.AddrsFactory(func(addrs []ma.Multiaddr) []ma.Multiaddr { return append(addrs, cfg.announce...) }),
 	}
 	if sharesPort(cfg.listen) {
