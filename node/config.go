@@ -69,9 +69,9 @@ const (
 type Config struct {
 	Data    string    `toml:"data"`    // state folder; "": api.DefaultDataDir
 	Roles   []Role    `toml:"roles"`   // empty: auto
-	Network string    `toml:"network"` // network file, or only a name, the same on every node; "": "kvasir"
-	Ticket  string    `toml:"ticket"`  // invitation to the network
-	Listen  []string  `toml:"listen"`  // multiaddrs for peers; empty: this machine only
+	Network string    `toml:"network"` // network file (with .toml or a slash), or only a name; "": "kvasir"
+	Ticket  string    `toml:"ticket"`  // invitation into the network; "": the one of before
+	Listen  []string  `toml:"listen"`  // multiaddrs for peers; empty: all interfaces with a network file, else this machine only
 	Lane    string    `toml:"lane"`    // host:port of the fast lane; "": a free port where Listen begins; "off"
 	Peers   []string  `toml:"peers"`   // multiaddrs with /p2p/ID, kept connected
 	Reach   string    `toml:"reach"`   // whether peers can connect to this node: auto, public, private; "": auto
@@ -142,6 +142,9 @@ func ReadConfigFile(path string, cfg *Config) error {
 	if err := parseConfig(data, cfg); err != nil {
 		return fmt.Errorf("configuration: %s:%w", path, err)
 	}
+	if namesFile(cfg.Network) && !filepath.IsAbs(cfg.Network) {
+		cfg.Network = filepath.Join(filepath.Dir(path), cfg.Network)
+	}
 	return nil
 }
 
@@ -210,6 +213,9 @@ func (c *Config) fillDefaults() error {
 		c.Data = dir
 	}
 	setDefault(&c.Network, "kvasir")
+	if err := c.readNetwork(); err != nil {
+		return fmt.Errorf("configuration: %w", err)
+	}
 	setDefault(&c.HTTP, gateway.DefaultAddr)
 	setDefault(&c.Control, filepath.Join(c.Data, api.SocketName))
 	setDefault(&c.Threads, runtime.NumCPU())
@@ -222,6 +228,9 @@ func (c *Config) fillDefaults() error {
 	setDefault(&c.MDNS, "on")
 	if len(c.Listen) == 0 {
 		c.Listen = []string{"/ip4/127.0.0.1/tcp/19001", "/ip4/127.0.0.1/udp/19001/quic-v1"}
+		if c.Genesis != nil {
+			c.Listen = anyInterface()
+		}
 	}
 	if len(c.Roles) == 0 {
 		c.Roles = []Role{RoleAuto}
@@ -302,8 +311,8 @@ func Suggest(word string, known []string) string {
 }
 
 func (c *Config) checkAddresses() error {
-	if !networkName.MatchString(c.Network) {
-		return fmt.Errorf("network %q: want 1 to 64 of a-z 0-9 . _ -", c.Network)
+	if c.Genesis == nil && !networkName.MatchString(c.Network) {
+		return fmt.Errorf("network %q: want a network file, or a name of 1 to 64 of a-z 0-9 . _ -", c.Network)
 	}
 	var first string
 	for _, s := range c.Listen {

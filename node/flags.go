@@ -82,7 +82,7 @@ func addSettings(set *flag.FlagSet, later func(func(*Config) error)) {
 		})
 	}
 	text("network", "network `file`, or a name that is the same on every node", func(c *Config) *string { return &c.Network })
-	text("ticket", "`invitation` to the network", func(c *Config) *string { return &c.Ticket })
+	text("ticket", "`invitation` into the network; it is remembered", func(c *Config) *string { return &c.Ticket })
 	text("reach", "whether peers can connect to this node: auto, public or private", func(c *Config) *string { return &c.Reach })
 	text("mdns", "find peers on the local network: on or off", func(c *Config) *string { return &c.MDNS })
 	text("lane", "`host:port` of the fast lane, or off", func(c *Config) *string { return &c.Lane })

@@ -43,6 +43,7 @@ type command struct {
 }
 
 var commands = []command{
+	{name: "run", args: "[flags]", about: "start this node (runs kvasird run)", run: sibling("run")},
 	{name: "status", args: "[flags]", about: "what the daemon does: roles, peers, model, coverage, speed", run: status},
 	{name: "coverage", args: "[flags]", about: "who holds which experts of each model, as a map of characters", run: coverage},
 	{name: "pause", args: "[flags]", about: "finish what is computed for others, then take nothing new", run: pause(true)},
@@ -50,6 +51,7 @@ var commands = []command{
 	{name: "ask", args: `[flags] "question"`, about: "ask the model and print the answer as it comes", run: ask},
 	{name: "gguf", about: "look at a model file, or cut the parts of it that nodes hold", sub: ggufCommands},
 	{name: "model", args: "add|list|verify|remove|pin …", about: "the models in this node's store (runs kvasird model)", run: sibling("model")},
+	{name: "network", args: "create|show|invite|revoke …", about: "create a network, invite into it, revoke (runs kvasird network)", run: sibling("network")},
 	{name: "bench", args: "[flags]", about: "measure this machine (runs kvasird bench)", run: sibling("bench")},
 	{name: "doctor", args: "[flags]", about: "say what is wrong with this machine (runs kvasird doctor)", run: sibling("doctor")},
 	{name: "version", about: "print the version", run: version},

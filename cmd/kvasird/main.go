@@ -27,6 +27,7 @@ var commands = []command{
 	{"run", "start this node; its settings are in kvasird.toml and flags", run},
 	{"demo", "a backbone and three expert workers on this machine answer three questions", demo},
 	{"doctor", "say what is wrong with this machine", doctor},
+	{"network", "create a network, invite into it, revoke", network},
 	{"bench", "measure dispatch, swarm against alone, and the expert kernel", bench},
 	{"version", "print the version", version},
 	{"probe", "try out a model file (started by run, reads a request from its standard input)", probe},
@@ -51,12 +52,18 @@ func main() {
 }
 
 func dispatch(ctx context.Context, args []string) error {
+	return choose(ctx, "kvasird", "Kvasird runs a node of a kvasir network.", commands, args)
+}
+
+// choose runs the command that the first argument names; without one it lists
+// them.
+func choose(ctx context.Context, program, about string, commands []command, args []string) error {
 	if len(args) == 0 || slices.Contains([]string{"help", "-h", "-help", "--help"}, args[0]) {
-		fmt.Print("kvasird runs a node of a kvasir network.\n\nUsage: kvasird COMMAND [flags]\n\n")
+		fmt.Printf("%s\n\nUsage: %s COMMAND [flags]\n\n", about, program)
 		for _, c := range commands {
 			fmt.Printf("  %-8s %s\n", c.name, c.about)
 		}
-		fmt.Println("\nThe flags of a command: kvasird COMMAND --help")
+		fmt.Printf("\nThe flags of a command: %s COMMAND --help\n", program)
 		return nil
 	}
 	var names []string

@@ -72,6 +72,13 @@ func (c *Client) Pause(ctx context.Context, paused bool) (api.PauseResult, error
 	return result, err
 }
 
+// Revoke gives the daemon a revocation list of its network.
+func (c *Client) Revoke(ctx context.Context, list []byte) (api.RevokeResult, error) {
+	var result api.RevokeResult
+	err := c.call(ctx, http.MethodPost, api.PathRevocations, api.RevokeRequest{List: list}, &result)
+	return result, err
+}
+
 // call sends in, unless it is nil, and decodes the answer into out.
 func (c *Client) call(ctx context.Context, method, path string, in, out any) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, statusTimeout, c.hangs(statusTimeout))
