@@ -141,10 +141,13 @@ func (d *dialog) Read(b []byte) (int, error) {
 }
 
 // next returns the next frame, of any type but ERROR for the whole session.
-func (d *dialog) next() (p2p.Frame, error) {
+func (d *dialog) next() (p2p.Frame, error) { return d.nextInto(nil) }
+
+// nextInto is next, but reads a payload that fits into dst there.
+func (d *dialog) nextInto(dst []byte) (p2p.Frame, error) {
 	d.armed = time.Time{}
 	d.meter.run(time.Now())
-	f, err := d.r.Next()
+	f, err := d.r.NextInto(dst)
 	d.meter.stop(time.Now())
 	switch {
 	case errors.Is(err, p2p.ErrFrame), errors.Is(err, p2p.ErrFrameTooLarge):
@@ -163,29 +166,28 @@ func (d *dialog) next() (p2p.Frame, error) {
 	return f, nil
 }
 
-// readRange reads the answer to a request for want bytes. An error that is a refusal leaves
-// the dialog of use.
-func (d *dialog) readRange(id uint64, want int, take func(piece []byte)) error {
-	for got := 0; got < want; {
-		f, err := d.next()
+// readRange reads the answer to a request into dst, as long as the range, and tells got of
+// every piece how far it is. An error that is a refusal leaves the dialog of use.
+func (d *dialog) readRange(id uint64, dst []byte, got func(n int)) error {
+	for n := 0; n < len(dst); {
+		f, err := d.nextInto(dst[n:])
 		if err != nil {
 			return err
 		}
-		if f.ID != id && f.ID > id && f.ID <= d.ids {
-			return d.fault(FaultTruncated, fmt.Errorf("%d of %d bytes, then another answer", got, want))
+		if f.ID > id && f.ID <= d.ids {
+			return d.fault(FaultTruncated, fmt.Errorf("%d of %d bytes, then another answer", n, len(dst)))
 		}
-		n := len(f.Payload)
-		if f.Type != framePiece || f.ID != id || n == 0 || n > want-got {
+		if f.Type != framePiece || f.ID != id || len(f.Payload) == 0 || len(f.Payload) > len(dst)-n {
 			return d.unexpected(f, id)
 		}
-		got += n
-		if f.Flags == flagLast && got < want {
-			return d.fault(FaultTruncated, fmt.Errorf("%d of %d bytes", got, want))
+		n += len(f.Payload)
+		if f.Flags == flagLast && n < len(dst) {
+			return d.fault(FaultTruncated, fmt.Errorf("%d of %d bytes", n, len(dst)))
 		}
-		if last := got == want; f.Flags > flagLast || last != (f.Flags == flagLast) {
-			return d.fault(FaultProtocol, malformed("flags %d at %d of %d bytes", f.Flags, got, want))
+		if last := n == len(dst); f.Flags > flagLast || last != (f.Flags == flagLast) {
+			return d.fault(FaultProtocol, malformed("flags %d at %d of %d bytes", f.Flags, n, len(dst)))
 		}
-		take(f.Payload)
+		got(n)
 	}
 	return nil
 }

@@ -218,9 +218,9 @@ func (l *link) receive(ctx context.Context, c *claim) error {
 		buf = make([]byte, want)
 	}
 	buf = buf[:want]
-	err := l.d.readRange(c.id, want, func(piece []byte) {
-		got += copy(buf[got:], piece)
-		c.got.Store(int64(got))
+	err := l.d.readRange(c.id, buf, func(n int) {
+		got = n
+		c.got.Store(int64(n))
 	})
 	var no refusal
 	if errors.As(err, &no) {
@@ -343,7 +343,7 @@ func (l *link) store(f filled) {
 // fetchTree reads a whole tree, range after range, and gives it to the sink.
 func (l *link) fetchTree(ctx context.Context, c *claim) error {
 	file, size := c.work.file, c.work.span.Len
-	var tree []byte // grows as bytes arrive
+	var tree []byte // grows by a range as bytes arrive
 	for int64(len(tree)) < size && !l.j.isOver(c.work) {
 		n := min(size-int64(len(tree)), l.j.c.most)
 		if err := l.limit(ctx, n); err != nil {
@@ -353,10 +353,9 @@ func (l *link) fetchTree(ctx context.Context, c *claim) error {
 		if err != nil {
 			return err
 		}
-		err = l.d.readRange(id, int(n), func(piece []byte) {
-			tree = append(tree, piece...)
-			c.got.Store(int64(len(tree)))
-		})
+		at := len(tree)
+		tree = slices.Grow(tree, int(n))[:at+int(n)]
+		err = l.d.readRange(id, tree[at:], func(n int) { c.got.Store(int64(at + n)) })
 		var no refusal
 		if errors.As(err, &no) {
 			return l.refused(c, no)
