@@ -189,7 +189,8 @@ func (m *Model) readOnce(file int, p []byte, off int64) (n int, again bool, err 
 	case left <= 0:
 		err = io.EOF
 	default:
-		held := int64(f.held.next(int(off/Group), false))*Group - off
+		begin, end := groupsOf(Span{off, int64(len(want))})
+		held := int64(f.held.next(begin, end, false))*Group - off
 		if held < int64(len(want)) {
 			want = want[:max(0, held)]
 			err = m.notHeldLocked(file, off+int64(len(want)))

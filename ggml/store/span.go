@@ -103,21 +103,20 @@ func (g *groupSet) clone() *groupSet {
 	return &groupSet{g.size, slices.Clone(g.words), g.bytes}
 }
 
-// next returns the first group >= i that is in the set, or is not, as said; the number
-// of groups if there is none.
-func (g *groupSet) next(i int, in bool) int {
-	n := groupCount(g.size)
-	for i < n {
+// next returns the first group in [i, end) that is in the set, or is not, as said; end
+// if there is none.
+func (g *groupSet) next(i, end int, in bool) int {
+	for i < end {
 		w := g.words[i/64]
 		if !in {
 			w = ^w
 		}
 		if w >>= i % 64; w != 0 {
-			return min(i+bits.TrailingZeros64(w), n)
+			return min(i+bits.TrailingZeros64(w), end)
 		}
 		i = (i/64 + 1) * 64
 	}
-	return n
+	return end
 }
 
 // spans returns what the set holds, or does not hold, within aligned spans.
@@ -125,8 +124,8 @@ func (g *groupSet) spans(within []Span, in bool) []Span {
 	var out []Span
 	for _, s := range within {
 		from, to := groupsOf(s)
-		for begin := g.next(from, in); begin < to; begin = g.next(from, in) {
-			from = min(g.next(begin, !in), to)
+		for begin := g.next(from, to, in); begin < to; begin = g.next(from, to, in) {
+			from = g.next(begin, to, !in)
 			off := int64(begin) * Group
 			out = append(out, Span{off, min(int64(from)*Group, g.size) - off})
 		}
@@ -139,7 +138,8 @@ func (g *groupSet) covers(off, n int64) bool {
 	if off < 0 || n < 0 || n > g.size-off {
 		return false
 	}
-	return n == 0 || g.next(int(off/Group), false) > int((off+n-1)/Group)
+	begin, end := groupsOf(Span{off, n})
+	return n == 0 || g.next(begin, end, false) == end
 }
 
 // each yields the groups of the set.
