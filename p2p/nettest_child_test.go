@@ -221,12 +221,15 @@ func (c *child) do(op string, arg json.RawMessage) (any, error) {
 			}
 		}
 		return addrs, err
-	case "peers":
-		var lines []string
-		for _, s := range c.host.Peers() {
-			lines = append(lines, fmt.Sprintf("%+v", s))
+	case "rtt":
+		var id peer.ID
+		if err := json.Unmarshal(arg, &id); err != nil {
+			return nil, err
 		}
-		return strings.Join(lines, "\n"), nil
+		if p := c.host.Peer(id); p != nil {
+			return p.RTT(), nil
+		}
+		return nil, fmt.Errorf("peer %s is not ready", id)
 	case "report":
 		return c.host.Report(), nil
 	case "echo":

@@ -250,6 +250,23 @@ func (n *node) reports(what string, is func(p2p.Report) bool) p2p.Report {
 	}
 }
 
+// measures waits until the round-trip time to other is known: from then on its heart is
+// heard.
+func (n *node) measures(other *node) time.Duration {
+	n.t.Helper()
+	for end := time.Now().Add(patience); time.Now().Before(end); time.Sleep(100 * time.Millisecond) {
+		var rtt time.Duration
+		if err := n.call("rtt", other.id, &rtt); err != nil {
+			n.t.Fatal(err)
+		}
+		if rtt > 0 {
+			return rtt
+		}
+	}
+	n.t.Fatalf("%s has no round-trip time to %s after %v", n.name, other.name, patience)
+	return 0
+}
+
 // echo has other send back frames and returns the round trips' times.
 func (n *node) echo(other *node, size, count int, lane bool) []time.Duration {
 	n.t.Helper()

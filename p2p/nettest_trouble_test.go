@@ -93,6 +93,7 @@ func TestNetFrozenAndKilled(t *testing.T) {
 			spec.Peers = []string{a.at(via)}
 			b := w.public("b", line).start(spec)
 			met := a.meets(b, p2p.Direct)
+			t.Logf("round trip %v", a.measures(b))
 
 			frozen := time.Now()
 			b.signal(syscall.SIGSTOP)
@@ -105,6 +106,7 @@ func TestNetFrozenAndKilled(t *testing.T) {
 			b.signal(syscall.SIGCONT)
 			back := a.meetsSince(b, p2p.Direct, thawed)
 			t.Logf("thawed: back after %v", back.At.Sub(thawed))
+			a.measures(b)
 
 			killed := time.Now()
 			b.kill()
