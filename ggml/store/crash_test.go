@@ -136,28 +136,30 @@ func (fx *fixture) scenario(s *Store, sure map[int]bool) error {
 // and as a loss of power, and looks at what the next one finds.
 func TestCrashAnywhere(t *testing.T) {
 	fx := newFixture(randomData(1, 6*Group+77), randomData(2, Group+1))
-	for _, power := range []bool{false, true} {
-		for at, finished := 0, false; !finished; at++ {
-			dir := memoryDir(t)
-			c := newCrasher(at)
-			s, err := open(dir, 0, &disk{before: c.before})
-			if err != nil {
-				t.Fatal(err)
-			}
-			sure := make(map[int]bool)
-			err = fx.scenario(s, sure)
-			if finished = err == nil; !finished && !errors.Is(err, errCrash) {
-				t.Fatalf("crash before change %d: %v", at, err)
-			}
-			c.dieAfter(0)
-			s.Close() // fails, as the process is dead
-			if power {
-				c.losePower(t, dir)
-			}
-			fx.checkSurvivor(t, dir, sure, fmt.Sprintf("crash before change %d, power lost %v", at, power))
-			if at > 200 {
-				t.Fatal("the scenario does not end")
-			}
+	dir := memoryDir(t)
+	for at, finished := 0, false; !finished; at++ {
+		killed, unplugged := filepath.Join(dir, fmt.Sprint(at), "killed"), filepath.Join(dir, fmt.Sprint(at), "unplugged")
+		c := newCrasher(at)
+		s, err := open(killed, 0, &disk{before: c.before})
+		if err != nil {
+			t.Fatal(err)
+		}
+		sure := make(map[int]bool)
+		err = fx.scenario(s, sure)
+		if finished = err == nil; !finished && !errors.Is(err, errCrash) {
+			t.Fatalf("crash before change %d: %v", at, err)
+		}
+		c.dieAfter(0)
+		s.Close() // fails, as the process is dead
+		if err := os.CopyFS(unplugged, os.DirFS(killed)); err != nil {
+			t.Fatal(err)
+		}
+		c.losePower(t, unplugged)
+		for _, dir := range []string{killed, unplugged} {
+			fx.checkSurvivor(t, dir, sure, fmt.Sprintf("crash before change %d, %s", at, filepath.Base(dir)))
+		}
+		if os.RemoveAll(filepath.Dir(killed)); at > 200 {
+			t.Fatal("the scenario does not end")
 		}
 	}
 }
