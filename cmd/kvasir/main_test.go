@@ -257,6 +257,8 @@ func TestSibling(t *testing.T) {
 	}{
 		{[]string{"bench", "--rounds", "0"}, exitOK, "got bench --rounds 0\nin", ""},
 		{[]string{"doctor", "--x", "1"}, exitFail, "got doctor --x 1\nin", ""},
+		{[]string{"network", "create", "0"}, exitOK, "got network create 0\nin", ""},
+		{[]string{"run", "--network", "0"}, exitOK, "got run --network 0\nin", ""},
 		{[]string{"doctor", "--x", "2"}, exitUsage, "got doctor --x 2\nin", ""},
 	}
 	for _, tt := range tests {
