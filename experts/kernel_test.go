@@ -28,6 +28,9 @@ type ffn struct {
 	delay    atomic.Int64 // ns before each Compute
 	gate     atomic.Pointer[chan struct{}]
 	fail     atomic.Bool
+	lies     atomic.Bool             // rows are those of the next expert
+	gone     atomic.Pointer[[]Slice] // must not be asked for
+	misused  atomic.Int64            // calls for these
 }
 
 func newFFN(width, hidden int, slices ...Slice) *ffn {
@@ -97,8 +100,18 @@ func (k *ffn) Compute(prog int, rows []float32, row, expert []int32, out []float
 	if k.fail.Load() {
 		return fmt.Errorf("device lost")
 	}
+	if gone := k.gone.Load(); gone != nil && slices.ContainsFunc(expert, func(e int32) bool {
+		return slices.ContainsFunc(*gone, func(s Slice) bool { return s.holds(k.programs[prog], e) })
+	}) {
+		k.misused.Add(1)
+		return fmt.Errorf("an expert of %v was dropped", *gone)
+	}
 	for i, r := range row {
-		m, ok := k.weights[[2]int{k.programs[prog], int(expert[i])}]
+		e := int(expert[i])
+		if k.lies.Load() {
+			e = (e + 1) % testExperts
+		}
+		m, ok := k.weights[[2]int{k.programs[prog], e}]
 		if !ok {
 			return fmt.Errorf("expert %d is not held", expert[i])
 		}
@@ -291,7 +304,7 @@ func (w *swarm) dispatcher(change func(*Config)) *Dispatcher {
 // waitFor waits until all peers of the dispatcher satisfy a condition.
 func waitFor(t *testing.T, d *Dispatcher, what string, ok func(PeerStatus) bool) {
 	t.Helper()
-	within(t, 5*time.Second, what, func() bool {
+	within(t, patient, what, func() bool {
 		return !slices.ContainsFunc(d.Peers(), func(p PeerStatus) bool { return !ok(p) })
 	})
 }
