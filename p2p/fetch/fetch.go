@@ -155,7 +155,9 @@ func (p *pool) noSourceLocked() error {
 	defer p.j.mu.Unlock()
 	none := &NoSourceError{Model: p.j.req.Model, Missing: p.j.total - p.j.done}
 	for _, k := range p.order {
-		none.Sources = append(none.Sources, k.err)
+		if k.err != nil {
+			none.Sources = append(none.Sources, k.err)
+		}
 	}
 	return none
 }

@@ -55,7 +55,7 @@ type work struct {
 type claim struct {
 	work *work
 	link *link
-	id   uint64 // of the request, for data
+	id   uint64 // of the request, 0 before it is sent and for a tree; guarded by job.mu
 	at   time.Time
 	got  atomic.Int64
 }
@@ -247,7 +247,7 @@ func (j *job) finish(c *claim) {
 		j.done += w.span.Len
 	}
 	for _, other := range w.claims {
-		if other != c && !w.tree {
+		if other != c && other.id != 0 {
 			other.link.d.cancel(other.id)
 		}
 	}

@@ -197,11 +197,16 @@ func (j *job) asked(c *claim, id uint64) {
 	}
 }
 
+// limit waits until the client may ask for n bytes.
 func (l *link) limit(ctx context.Context, n int64) error {
 	if l.j.c.limiter == nil {
 		return nil
 	}
-	return l.j.c.limiter.WaitN(ctx, int(n))
+	err := l.j.c.limiter.WaitN(ctx, int(n))
+	if err != nil {
+		<-ctx.Done() // which is nearer than the turn: no fault of the source
+	}
+	return err
 }
 
 // receive reads the answer to c and hands it on to be stored. When it breaks off, the whole

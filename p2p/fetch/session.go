@@ -170,9 +170,7 @@ func (ses *session) accept(f p2p.Frame) (r *request, reason string, err error) {
 		return nil, RefusedRequests, malformed("%s: more than %d", RefusedRequests, ses.s.cfg.Requests)
 	}
 	if len(ses.flight) == 0 {
-		if err := ses.c.SetReadDeadline(time.Time{}); err != nil {
-			return nil, RefusedMalformed, err
-		}
+		ses.c.SetReadDeadline(time.Time{}) // an error shows in the next read
 	}
 	r = &request{ask: a, typ: f.Type, id: f.ID}
 	ses.flight[f.ID] = r
@@ -198,8 +196,7 @@ func (ses *session) rest() {
 }
 
 func (ses *session) restLocked() {
-	// An error shows in the next read.
-	ses.c.SetReadDeadline(time.Now().Add(ses.s.cfg.IdleTimeout))
+	ses.c.SetReadDeadline(time.Now().Add(ses.s.cfg.IdleTimeout)) // likewise
 }
 
 func (ses *session) cancel(id uint64) {
