@@ -30,8 +30,8 @@ const (
 	provideRetry   = time.Second
 	provideTimeout = 30 * time.Second
 
-	maxKey      = 256  // bytes of a key
-	maxProvided = 4096 // keys
+	maxKey      = 256 // bytes of a key
+	maxProvided = 512 // keys
 )
 
 var errNoDHT = errors.New("p2p: the DHT is off: switch it on to provide and to find providers")
@@ -49,6 +49,7 @@ func newDHT(h *Host) (*dht.IpfsDHT, error) {
 		dht.ProtocolPrefix(protocol.ID("/kvasir/"+h.cfg.Network)),
 		dht.Mode(mode),
 		dht.DisableValues(),
+		dht.OnRequestHook(h.requests.check),
 		dht.ProviderManagerOpts(records.ProvideValidity(providerTTL),
 			records.ProviderAddrTTL(providerTTL), records.CleanupInterval(providerCleanup)))
 }
@@ -105,6 +106,19 @@ func (p *providers) due(now time.Time) (string, time.Duration) {
 	return "", wait
 }
 
+// renew has everything provided again, now.
+func (p *providers) renew() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, k := range p.keys {
+		*k = provided{pause: provideRetry}
+	}
+	select {
+	case p.wake <- struct{}{}:
+	default:
+	}
+}
+
 // done notes the outcome of providing key.
 func (p *providers) done(key string, ok bool) {
 	p.mu.Lock()
@@ -125,6 +139,7 @@ func (p *providers) done(key string, ok bool) {
 // provideLoop renews what is due.
 func (h *Host) provideLoop(ctx context.Context) {
 	for ctx.Err() == nil {
+		h.requests.prune(time.Now())
 		key, wait := h.providers.due(time.Now())
 		if wait == 0 {
 			err := h.announce(ctx, key)

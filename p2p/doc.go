@@ -1,15 +1,30 @@
-// Package p2p connects a node to its peers: identity, listeners, the hello gate,
-// connections kept to configured peers, streams, framing, and the fast lane.
+// Package p2p connects a node to its peers: identity, listeners, the ways to find peers and
+// to be reached by them, the hello gate, connections, streams, framing, the fast lane, and
+// what nodes say of themselves to all others.
 //
 // It is not for deciding whom to ask for what: it reports which peers are ready and
-// carries bytes. Discovery, gossip and relays will find more peers; they enter through
-// [Host.Hello] like the configured ones.
+// carries bytes.
+//
+// How peers meet. A host keeps connected to those of its configuration for ever. It meets
+// others by multicast on the local network, by the DHT of its network, in which members are
+// found under [MemberKey], and by its memory of good peers; all end in [Host.Hello]. A node
+// that nobody can connect to has relays take it in, of the configuration or of those found
+// under [RelayKey], and peers reach it through them. Beside such a connection both sides
+// try to make a direct one, by dialling each other and by punching holes into NATs. When
+// they have it the peer is reported ready again, with the new address: streams and lanes
+// opened from then on go there, and the relayed connection is closed when its last stream
+// is. [Host.Report] says in words how far all that went.
 //
 // Invariants:
 //   - Nothing but the hello works before both sides passed it: streams and lanes of a
-//     peer that did not are refused, and so is opening one to it.
-//   - A peer is ready while the connection over which it last passed the hello is open.
-//     When that ends, so do all its streams and lanes.
+//     peer that did not are refused, and so is opening one to it. That holds for the DHT,
+//     gossip and the relay too.
+//   - Whoever made a connection — the DHT, a relay, a hole punched — the side that dialled
+//     says hello over it at once. A connection over which it does not pass in time is closed.
+//   - A peer is ready while a connection over which it passed the hello is open. When the
+//     last one ends, so do all its streams and lanes.
+//   - No connection is made before the listeners are up: one from another port than theirs
+//     would show a wrong address to others.
 //   - What a peer sends is bounded before memory is taken for it, and every read of the
 //     hello and of a lane's preface has a deadline. The deadlines of data are the
 //     business of whoever opened the stream.

@@ -42,6 +42,7 @@ type Host struct {
 	outlook   outlook
 	meeter    *meeter
 	providers *providers
+	requests  *requestLimits
 	memory    *memory
 
 	// Made by Start; nil when they are off.
@@ -80,6 +81,8 @@ func New(cfg Config) (*Host, error) {
 	h.greetings.underWay, h.greetings.kept = make(map[network.Conn]*greeting), make(map[peer.ID]int)
 	h.greetings.left = h.greetLeft
 	h.meeter, h.providers, h.memory = newMeeter(h), newProviders(), &memory{h: h}
+	h.requests = newRequestLimits(h)
+	h.events.watch(protector{h})
 	if h.looks() {
 		h.events.watch(h.meeter)
 	}

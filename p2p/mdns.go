@@ -230,21 +230,32 @@ func (m *mdns) count(id peer.ID) bool {
 
 // hear takes the addresses from an answer.
 func (m *mdns) hear(e *zeroconf.ServiceEntry) {
+	for _, ai := range parseMDNS(e.Text) {
+		if m.count(ai.ID) {
+			m.found(ai)
+		}
+	}
+}
+
+// parseMDNS reads text records; what is no address is left aside.
+func parseMDNS(texts []string) []peer.AddrInfo {
 	var addrs []ma.Multiaddr
-	for _, text := range e.Text[:min(len(e.Text), maxMDNSText)] {
-		if s, ok := strings.CutPrefix(text, mdnsPrefix); ok {
-			if a, err := ma.NewMultiaddr(s); err == nil {
-				addrs = append(addrs, a)
-			}
+	for _, text := range texts[:min(len(texts), maxMDNSText)] {
+		s, ok := strings.CutPrefix(text, mdnsPrefix)
+		if !ok || len(text) > maxTXT {
+			continue
+		}
+		a, err := ma.NewMultiaddr(s)
+		if err != nil {
+			continue
+		}
+		if bare, id := peer.SplitAddr(a); id != "" && bare != nil && circuitRank(bare) == 0 {
+			addrs = append(addrs, a)
 		}
 	}
 	infos, err := peer.AddrInfosFromP2pAddrs(addrs...)
 	if err != nil {
-		return
+		return nil
 	}
-	for _, ai := range infos {
-		if m.count(ai.ID) && len(ai.Addrs) > 0 {
-			m.found(ai)
-		}
-	}
+	return infos
 }

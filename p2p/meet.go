@@ -43,6 +43,8 @@ type candidate struct {
 type meeter struct {
 	h *Host
 
+	alone bool // all peers were lost; only used by the watcher
+
 	mu    sync.Mutex // guards what follows
 	known map[peer.ID]*candidate
 	busy  int
@@ -84,12 +86,17 @@ func (m *meeter) evictLocked() bool {
 	return true
 }
 
-// PeerReady and PeerLost make the meeter a Watcher.
-
-func (m *meeter) PeerReady(*Peer) {}
+// PeerReady notes the end of an outage: what was provided may be forgotten by now.
+func (m *meeter) PeerReady(*Peer) {
+	if m.alone {
+		m.alone = false
+		m.h.providers.renew()
+	}
+}
 
 // PeerLost has a lost peer met again.
 func (m *meeter) PeerLost(p *Peer) {
+	m.alone = len(m.h.peers.list()) == 0
 	if node, err := m.h.up(); err == nil {
 		m.add(peer.AddrInfo{ID: p.ID, Addrs: addrsOf(node, p.ID, maxRememberedAddrs)})
 	}

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -261,4 +262,102 @@ func FuzzParseRemembered(f *testing.F) {
 			}
 		}
 	})
+}
+
+func TestParseMDNS(t *testing.T) {
+	id, err := NewIdentity()
+	if err != nil {
+		t.Fatal(err)
+	}
+	const addr = "/ip4/192.168.1.5/tcp/4001"
+	end := "/p2p/" + id.ID().String()
+	good := mdnsPrefix + addr + end
+	tests := []struct {
+		name string
+		in   []string
+		want int // addresses
+	}{
+		{"good", []string{good}, 1},
+		{"two of one node", []string{good, mdnsPrefix + "/ip4/192.168.1.5/udp/4001/quic-v1" + end}, 2},
+		{"nothing", nil, 0},
+		{"no prefix", []string{addr + end}, 0},
+		{"no peer id", []string{mdnsPrefix + addr}, 0},
+		{"no address", []string{mdnsPrefix + end}, 0},
+		{"no multiaddr", []string{mdnsPrefix + "192.168.1.5:4001"}, 0},
+		{"through a relay", []string{mdnsPrefix + addr + end + "/p2p-circuit" + end}, 0},
+		{"too long", []string{mdnsPrefix + "/dns4/" + strings.Repeat("a.", 200) + "a/tcp/1" + end}, 0},
+		{"too many", slices.Repeat([]string{good}, maxMDNSText+5), maxMDNSText},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			n := 0
+			for _, ai := range parseMDNS(tt.in) {
+				n += len(ai.Addrs)
+			}
+			if n != tt.want {
+				t.Errorf("%d addresses, want %d", n, tt.want)
+			}
+		})
+	}
+}
+
+func FuzzParseMDNS(f *testing.F) {
+	f.Add("dnsaddr=/ip4/1.2.3.4/tcp/1/p2p/12D3KooWFFZZ6GPtkJAdBJeH5isrP87p7hA6qjmrJoK3yjELqhC4", "dnsaddr=/p2p-circuit")
+	f.Fuzz(func(t *testing.T, a, b string) {
+		for _, ai := range parseMDNS([]string{a, b}) {
+			if ai.ID == "" || len(ai.Addrs) == 0 {
+				t.Errorf("%q, %q gave %v", a, b, ai)
+			}
+		}
+	})
+}
+
+// For peers that do not answer the pauses grow; who is ready, or cannot be met, is
+// forgotten; and not more are met than are wanted.
+func TestMeeter(t *testing.T) {
+	h := startHost(t, func(c *Config) { c.MaxPeers, c.HelloTimeout = 3, time.Second })
+	m := newMeeter(h)
+	candidates := func(n int) []peer.AddrInfo {
+		var out []peer.AddrInfo
+		for range n {
+			out = append(out, peer.AddrInfo{ID: testConfig(t).Identity.ID(), Addrs: []ma.Multiaddr{ma.StringCast("/ip4/127.0.0.1/tcp/1")}})
+		}
+		return out
+	}
+	m.add(peer.AddrInfo{ID: h.ID(), Addrs: infoOf(t, h).Addrs})
+	m.add(peer.AddrInfo{ID: candidates(1)[0].ID})
+	if len(m.known) != 0 {
+		t.Errorf("to be met: itself, or a peer without address: %v", m.known)
+	}
+	for _, ai := range candidates(5) {
+		m.add(ai)
+	}
+	now := time.Now()
+	if got := m.due(now, 1); len(got) != 2 {
+		t.Fatalf("%d peers are met beside one of at most 3", len(got))
+	} else if len(m.due(now, 1)) != 0 {
+		t.Error("more are met while two hellos are under way")
+	} else {
+		c := got[0]
+		for range 3 {
+			c.busy = true
+			m.meet(t.Context(), c)
+		}
+		m.busy = 1
+		if c.fails != 3 || c.pause != 8*firstMeet || !c.next.After(time.Now()) {
+			t.Errorf("after 3 failures: %+v", c)
+		}
+		c.fails = meetFails - 1
+		m.busy++
+		m.meet(t.Context(), c)
+		if m.known[c.info.ID] != nil {
+			t.Error("not forgotten after many failures")
+		}
+	}
+	for _, ai := range candidates(maxCandidates) {
+		m.add(ai)
+	}
+	if len(m.known) != maxCandidates {
+		t.Errorf("%d candidates, at most %d", len(m.known), maxCandidates)
+	}
 }

@@ -36,6 +36,9 @@ const (
 	// trimGrace is how long a new connection is not closed for being one too many.
 	trimGrace = time.Minute
 
+	// interfacesEvery is how often the own interfaces are looked at.
+	interfacesEvery = 10 * time.Second
+
 	// httpHeaderTimeout bounds the wait for the header of a plain HTTP request.
 	httpHeaderTimeout = 10 * time.Second
 )
@@ -171,7 +174,9 @@ type outlook struct {
 	reachable   []ma.Multiaddr // tried by a peer and found good
 	unreachable []ma.Multiaddr
 	relayed     []ma.Multiaddr // circuits at relays
-	punched     int            // holes
+	ownPublic   bool           // an own interface has a public address, as of looked
+	looked      time.Time
+	punched     int // holes
 	notPunched  int
 }
 
@@ -256,7 +261,10 @@ func (h *Host) needsRelay() bool {
 	case o.reach == network.ReachabilityPrivate || len(o.unreachable) > 0:
 		return true
 	}
-	return !hasPublicAddr(h.node)
+	if time.Since(o.looked) > interfacesEvery {
+		o.ownPublic, o.looked = hasPublicAddr(h.node), time.Now()
+	}
+	return !o.ownPublic
 }
 
 // hasPublicAddr reports whether an own interface has a public address.
@@ -287,4 +295,21 @@ func circuitRank(a ma.Multiaddr) int {
 		return 1
 	}
 	return 0
+}
+
+// protector keeps ready peers when connections are closed because there are too many.
+type protector struct{ h *Host }
+
+const protectTag = "ready"
+
+func (p protector) PeerReady(r *Peer) {
+	if node, err := p.h.up(); err == nil {
+		node.ConnManager().Protect(r.ID, protectTag)
+	}
+}
+
+func (p protector) PeerLost(r *Peer) {
+	if node, err := p.h.up(); err == nil {
+		node.ConnManager().Unprotect(r.ID, protectTag)
+	}
 }

@@ -288,10 +288,31 @@ func TestReportOfALonelyNode(t *testing.T) {
 	}
 }
 
-func TestExplainDial(t *testing.T) {
-	opaque := errors.New("failed to negotiate security protocol: EOF")
-	if err := explainDial(opaque); !errors.Is(err, errLimited) || !errors.Is(err, opaque) {
-		t.Errorf("got %v", err)
+// A listener that hangs up in the handshake, as one at its limit does, is explained.
+func TestHangUpIsExplained(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			c.Read(make([]byte, 64))
+			c.(*net.TCPConn).CloseWrite()
+			io.Copy(io.Discard, c)
+			c.Close()
+		}
+	}()
+	_, port, _ := net.SplitHostPort(l.Addr().String())
+	a := startHost(t, nil)
+	addr := ma.StringCast("/ip4/127.0.0.1/tcp/" + port)
+	_, err = a.Hello(t.Context(), peer.AddrInfo{ID: testConfig(t).Identity.ID(), Addrs: []ma.Multiaddr{addr}})
+	if !errors.Is(err, errLimited) {
+		t.Errorf("got %v, want it explained", err)
 	}
 	other := errors.New("connection refused")
 	if err := explainDial(other); err != other {

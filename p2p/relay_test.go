@@ -242,9 +242,58 @@ func TestDeadLaneIsNotTriedAgain(t *testing.T) {
 	}
 }
 
-func TestDirectAddrsHaveNoCircuit(t *testing.T) {
-	addrs := []ma.Multiaddr{ma.StringCast("/ip4/1.2.3.4/tcp/1/p2p-circuit"), ma.StringCast("/ip4/1.2.3.4/tcp/1")}
-	if circuitRank(addrs[0]) <= circuitRank(addrs[1]) {
-		t.Error("circuits come first")
+func TestCircuits(t *testing.T) {
+	relay, other := testConfig(t).Identity.ID(), testConfig(t).Identity.ID()
+	p2p := "/p2p/" + relay.String()
+	const here, lan, loopback = "/ip4/198.51.100.7/tcp/4001", "/ip4/10.0.0.1/tcp/4001", "/ip4/127.0.0.1/tcp/4001"
+	tests := []struct {
+		name, here string
+		told       []string
+		want       []string
+	}{
+		{"told twice", here, []string{here + p2p, lan}, []string{here, lan}},
+		{"loopback elsewhere", here, []string{loopback + p2p}, []string{here}},
+		{"loopback here", loopback, []string{loopback + p2p}, []string{loopback}},
+		{"of another", here, []string{lan + "/p2p/" + other.String()}, []string{here}},
+		{"a circuit itself", here, []string{lan + "/p2p/" + other.String() + "/p2p-circuit" + p2p}, []string{here}},
+		{"nothing but an id", here, []string{p2p}, []string{here}},
 	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			var told []ma.Multiaddr
+			for _, s := range tt.told {
+				told = append(told, ma.StringCast(s))
+			}
+			var got []string
+			for _, a := range circuits(relay, told, ma.StringCast(tt.here)) {
+				s, ok := strings.CutSuffix(a.String(), p2p+"/p2p-circuit")
+				if !ok {
+					t.Errorf("%s does not end in %s/p2p-circuit", a, p2p)
+				}
+				got = append(got, s)
+			}
+			if !slices.Equal(got, tt.want) {
+				t.Errorf("got %v, want %v", got, tt.want)
+			}
+		})
+	}
+}
+
+// A relay that was restarted takes its peers in again.
+func TestRelayRestarts(t *testing.T) {
+	relay := startHost(t, func(c *Config) { c.Relay = true })
+	var listen []string
+	for _, s := range relay.Addrs() {
+		listen = append(listen, strings.Split(s, "/p2p/")[0])
+	}
+	hidden := startHost(t, noWayIn(relay))
+	circuitTo(t, hidden)
+	if err := relay.Close(); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the address at the relay is gone", func() bool {
+		return !slices.ContainsFunc(hidden.Addrs(), func(s string) bool { return strings.Contains(s, "/p2p-circuit") })
+	})
+	startHost(t, func(c *Config) { c.Relay, c.Identity, c.Listen = true, relay.cfg.Identity, listen })
+	circuitTo(t, hidden)
 }

@@ -54,6 +54,7 @@ type relayChoice struct {
 	addrs []ma.Multiaddr // circuits that lead here; nil: no reservation
 	next  time.Time      // of the attempt, or of the renewal
 	pause time.Duration
+	ready bool  // connected, when last looked at
 	err   error // of the latest attempt
 }
 
@@ -104,16 +105,21 @@ func (r *reserver) run(ctx context.Context) {
 }
 
 // dropLost forgets the reservations, all or those at relays that are gone, and reports
-// whether there were any.
+// whether there were any. A relay that has come back is asked at once.
 func (r *reserver) dropLost(all bool) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	dropped := false
 	for id, c := range r.known {
-		if c.addrs != nil && (all || r.h.peers.get(id) == nil) {
+		was := c.ready
+		c.ready = r.h.peers.get(id) != nil
+		switch {
+		case c.addrs != nil && (all || !c.ready):
 			c.addrs, c.next, c.pause = nil, time.Time{}, firstReserve
 			c.err = errors.New("the connection to it was lost")
 			dropped = true
+		case c.addrs == nil && c.ready && !was:
+			c.next, c.pause = time.Time{}, firstReserve
 		}
 	}
 	return dropped
@@ -209,7 +215,6 @@ func (r *reserver) ask(ctx context.Context, ai peer.AddrInfo) ([]ma.Multiaddr, t
 		return nil, time.Time{}, explainReserve(err)
 	}
 	addrs := circuits(ai.ID, rsvp.Addrs, via.RemoteMultiaddr())
-	r.h.node.ConnManager().Protect(ai.ID, RelayKey)
 	return addrs, rsvp.Expiration, nil
 }
 
