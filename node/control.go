@@ -23,6 +23,8 @@ import (
 // other is logged by nobody and reaches the caller as its text.
 type Daemon interface {
 	Status(ctx context.Context) (*api.Status, error)
+	// Revoke takes a revocation list of the node's network.
+	Revoke(ctx context.Context, list []byte) (api.RevokeResult, error)
 	// Ask answers a checked request. It calls emit, on one goroutine, for every
 	// piece of the answer, and stops when emit fails or ctx ends: the caller is
 	// gone. It keeps nothing of what it gives to emit.
@@ -56,6 +58,7 @@ func OpenControl(path string, d Daemon, log *slog.Logger) (*Control, error) {
 	c := &Control{path: path, daemon: d, log: log, served: make(chan struct{})}
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET "+api.PathStatus, c.status)
+	mux.HandleFunc("POST "+api.PathRevocations, c.revoke)
 	mux.HandleFunc("POST "+api.PathAsk, c.ask)
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
 		c.fail(w, &api.Error{Code: api.CodeNotFound, Message: fmt.Sprintf("this daemon does not know %s %s: is it older than the program that asks?", r.Method, r.URL.Path)})

@@ -23,10 +23,16 @@ import (
 type daemonFunc struct {
 	status *api.Status
 	err    error
+	list   []byte // that Revoke was given
 	ask    func(context.Context, api.AskRequest, func(api.AskEvent) error) (api.AskDone, error)
 }
 
 func (d *daemonFunc) Status(context.Context) (*api.Status, error) { return d.status, d.err }
+
+func (d *daemonFunc) Revoke(_ context.Context, list []byte) (api.RevokeResult, error) {
+	d.list = list
+	return api.RevokeResult{Peers: 3}, d.err
+}
 
 func (d *daemonFunc) Ask(ctx context.Context, req api.AskRequest, emit func(api.AskEvent) error) (api.AskDone, error) {
 	return d.ask(ctx, req, emit)

@@ -2,11 +2,13 @@ package node
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
 	"net"
+	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
@@ -208,6 +210,23 @@ func (n *Node) handOutRevocations() {
 	if err != nil {
 		n.log.Warn("revocations that were made here are not handed out", "error", err)
 	}
+}
+
+// revoke takes a list from `kvasird network revoke`.
+func (c *Control) revoke(w http.ResponseWriter, r *http.Request) {
+	var req api.RevokeRequest
+	dec := json.NewDecoder(http.MaxBytesReader(w, r.Body, api.MaxRequest))
+	dec.DisallowUnknownFields()
+	if err := dec.Decode(&req); err != nil {
+		c.fail(w, &api.Error{Code: api.CodeBadRequest, Message: fmt.Sprintf("cannot read the request: %v", err)})
+		return
+	}
+	result, err := c.daemon.Revoke(r.Context(), req.List)
+	if err != nil {
+		c.fail(w, err)
+		return
+	}
+	c.write(w, http.StatusOK, result)
 }
 
 // Revoke takes a revocation list for this node and all others.

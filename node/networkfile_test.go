@@ -2,6 +2,7 @@ package node
 
 import (
 	"bytes"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"slices"
@@ -9,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"kvasird/node/api"
 	"kvasird/p2p"
 )
 
@@ -212,6 +214,32 @@ func TestRevokeMember(t *testing.T) {
 	list, err = g.ReadRevocations(beside(file, revocationsSuffix))
 	if err != nil || list.Version != 5 || len(list.Serials) != 2 || len(list.Peers) != 2 {
 		t.Errorf("list %+v, %v", list, err)
+	}
+}
+
+// TestRevokeMemberTellsTheDaemon: the list reaches the daemon on this machine as
+// the file has it.
+func TestRevokeMemberTellsTheDaemon(t *testing.T) {
+	file, _ := makeNetwork(t, "invitation")
+	data := t.TempDir()
+	d := &daemonFunc{}
+	c, err := OpenControl(filepath.Join(data, api.SocketName), d, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close(t.Context())
+	var out bytes.Buffer
+	opts := Revocation{File: file, What: newIdentity(t).ID().String(), Data: data}
+	if err := RevokeMember(t.Context(), opts, &out); err != nil {
+		t.Fatal(err)
+	}
+	stored, err := os.ReadFile(beside(file, revocationsSuffix))
+	if err != nil || !bytes.Equal(stored, d.list) || !strings.Contains(out.String(), "has told 3 peers") {
+		t.Errorf("the daemon got %x, the file has %x, %v; said %q", d.list, stored, err, out.String())
+	}
+	d.err = &api.Error{Code: api.CodeBadRequest, Message: "it is for another network"}
+	if err := RevokeMember(t.Context(), opts, &out); err == nil || !strings.Contains(err.Error(), "the daemon here did not take it: it is for another network") {
+		t.Errorf("a daemon that refuses: %v", err)
 	}
 }
 
