@@ -211,25 +211,35 @@ func TestProgramThatDoesNotFit(t *testing.T) {
 
 // lie is a worker that greets honestly and answers each call as it is told.
 func (w *swarm) lie(id string, answer func(s *script, f p2p.Frame, pairs int)) {
+	o := offer{wireVersion, testModel, []Slice{layerSlice(0, testExperts)}, 4096, 4096, 64, []Precision{F32}, serving}
+	w.answering(id, o, func(s *script, f p2p.Frame) {
+		switch f.Type {
+		case frameProgram:
+			s.send(frameResult, f.ID, putResult(nil, testWidth, testWidth))
+		case frameCall:
+			answer(s, f, int(binary.LittleEndian.Uint32(f.Payload[16:])))
+		}
+	})
+}
+
+// answering is a worker that greets with an offer, answers heartbeats, and all else as it is told.
+func (w *swarm) answering(id string, o offer, answer func(s *script, f p2p.Frame)) {
 	var wg sync.WaitGroup
 	w.t.Cleanup(wg.Wait) // after the listener was closed
 	w.listen(id, func(conn net.Conn) {
 		defer conn.Close()
 		s := newScript(w.t, conn)
-		o := offer{wireVersion, testModel, []Slice{layerSlice(0, testExperts)}, 4096, 4096, 64, []Precision{F32}, serving}
+		s.conn.SetDeadline(time.Now().Add(patient))
 		s.send(frameOffer, 0, mustControl(w.t, o))
 		for {
 			f, err := s.r.Next()
-			if err != nil {
+			switch {
+			case err != nil:
 				return
-			}
-			switch f.Type {
-			case framePing:
+			case f.Type == framePing:
 				s.send(framePong, f.ID, nil)
-			case frameProgram:
-				s.send(frameResult, f.ID, putResult(nil, testWidth, testWidth))
-			case frameCall:
-				answer(s, f, int(binary.LittleEndian.Uint32(f.Payload[16:])))
+			default:
+				answer(s, f)
 			}
 		}
 	}, &wg)
@@ -409,6 +419,10 @@ func FuzzSession(f *testing.F) {
 	f.Add(frame(frameReply, 1, make([]byte, 4*testWidth)))
 	f.Add(frame(framePong, 1, nil))
 	f.Add(frame(frameError, 1, putError(nil, CodeBusy, "x")))
+	f.Add(frame(frameTaken, 0, []byte{1}))
+	f.Add(frame(frameOffer, 1, mustControl(f, offer{
+		Version: wireVersion, Model: testModel, Slices: []Slice{layerSlice(2, 4)}, MaxRows: 9, MaxPairs: 9, Queue: 1, Precisions: []Precision{F32},
+	})))
 	kernel := newFFN(testWidth, testHidden, layerSlice(0, 8))
 	worker, err := NewWorker(WorkerConfig{Model: testModel, Kernel: kernel, Slices: kernel.slices})
 	if err != nil {
@@ -436,7 +450,7 @@ func FuzzSession(f *testing.F) {
 		feed(b, func(c net.Conn) {
 			s := newSession(d, "fuzz", &tally{}, c)
 			s.startWriter(nil)
-			s.offer = offer{Queue: 1, MaxRows: 9, MaxPairs: 9, Slices: []Slice{layerSlice(0, 8)}}
+			s.offer = offer{Model: testModel, Queue: 1, MaxRows: 9, MaxPairs: 9, Slices: []Slice{layerSlice(0, 8)}}
 			s.ping(time.Now())
 			s.abandon(s.refuse(s.read()))
 			s.stopWriter()

@@ -5,7 +5,7 @@ import (
 	"slices"
 )
 
-// span is the experts [from, to) of one layer. Lists of spans are ascending and do not touch.
+// span is the experts [from, to) of one layer. Lists of spans are ascending and do not overlap.
 type span struct{ from, to int32 }
 
 // spansOf is what some slices have of a layer.

@@ -298,6 +298,7 @@ func FuzzSmallFrames(f *testing.F) {
 	f.Add(putProgram(nil, 3, 4, []byte("p")))
 	f.Add(putResult(nil, 3, 4))
 	f.Add(putError(nil, CodeBusy, "x"))
+	f.Add([]byte{1})
 	f.Fuzz(func(t *testing.T, b []byte) {
 		if n, layer, program, err := decodeProgram(b); err == nil && string(putProgram(nil, n, layer, program)) != string(b) {
 			t.Error("program encodes differently")
@@ -307,6 +308,9 @@ func FuzzSmallFrames(f *testing.F) {
 		}
 		if e, err := decodeError(b); err == nil && string(putError(nil, e.Code, e.Text)) != string(b) {
 			t.Error("error encodes differently")
+		}
+		if needed, err := decodeTaken(b); err == nil && (len(b) != 1 || needed != (b[0] == 1)) {
+			t.Error("taken decodes wrongly")
 		}
 	})
 }
