@@ -35,6 +35,6 @@
 // # Concurrency
 //
 // Store and Model are safe for concurrent use; groups are verified and written in
-// parallel by who calls. Locks are taken in the order Store.opMu, Model.flushMu,
-// Model.mu, Store.mu.
+// parallel by who calls. Locks are taken in the order Store.importMu, Store.opMu,
+// Model.flushMu, Model.mu, Store.mu.
 package store

@@ -18,12 +18,12 @@ func (m *Model) Drop(file int, spans []Span) error {
 	m.flushMu.Lock()
 	defer m.flushMu.Unlock()
 	m.mu.Lock()
-	f, closed := m.files[file], m.closed
+	f, closed, imported := m.files[file], m.closed, m.files[file].source != nil
 	m.mu.Unlock()
 	switch {
 	case closed:
 		return fmt.Errorf("store: model %s: %w", m.Name(), os.ErrClosed)
-	case f.source != nil:
+	case imported:
 		return fmt.Errorf("store: %s was imported and stays as it is: remove the model to forget it", f.path)
 	}
 	return m.evict(file, align(m.sums[file].Size, spans))

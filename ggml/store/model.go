@@ -36,7 +36,7 @@ type Model struct {
 // file is one file of a model.
 type file struct {
 	path   string  // does not change
-	source *source // of an imported file, which is only read; does not change
+	source *source // of an imported file, which is only read
 
 	data    *os.File // nil if trouble
 	tree    *os.File // nil until it is known

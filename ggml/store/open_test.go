@@ -88,54 +88,49 @@ func imageBytes(t *testing.T, im *gguf.Image, err error) []byte {
 	return b.Bytes()
 }
 
-// TestGGUF fills a model slice by slice, and uses it as nodes do.
+// TestGGUF fills a split model slice by slice, and uses it as nodes do.
 func TestGGUF(t *testing.T) {
-	whole, err := os.ReadFile(tinyPath)
+	slice := gguf.Slice{Layers: gguf.Range{Begin: 1, End: 3}, Experts: gguf.Range{Begin: 8, End: 12}}
+	files := splitTiny(t)
+	fx := newFixture(files...)
+	full := fx.openFull(t)
+	s := openStore(t, t.TempDir(), 0)
+	m := fx.create(t, s)
+	if _, err := m.GGUF(t.Context()); !errors.Is(err, gguf.ErrNotHeld) {
+		t.Fatalf("opened without a header: %v", err)
+	}
+	fx.fetchHeaders(t, m)
+	g := openGGUF(t, m, gguf.Partial)
+	checkNothingHeld(t, g, slice)
+
+	spans, err := SliceSpans(g, slice)
 	if err != nil {
 		t.Fatal(err)
 	}
-	slice := gguf.Slice{Layers: gguf.Range{Begin: 1, End: 3}, Experts: gguf.Range{Begin: 8, End: 12}}
-	for _, files := range [][][]byte{{whole}, splitTiny(t)} {
-		fx := newFixture(files...)
-		full := fx.openFull(t)
-		s := openStore(t, t.TempDir(), 0)
-		m := fx.create(t, s)
-		if _, err := m.GGUF(t.Context()); !errors.Is(err, gguf.ErrNotHeld) {
-			t.Fatalf("opened without a header: %v", err)
-		}
-		fx.fetchHeaders(t, m)
-		g := openGGUF(t, m, gguf.Partial)
-		checkNothingHeld(t, g, slice)
+	fx.fetch(t, m, spans)
+	checkSlice(t, g, full, slice)
+	if _, err := g.ExpertTensors(0, gguf.Range{End: 32}); !errors.Is(err, gguf.ErrNotHeld) {
+		t.Errorf("experts of another layer: %v", err)
+	}
+	last := m.Held(len(files) - 1)
+	if err := m.Drop(len(files)-1, last); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := g.SliceTensors(slice); !errors.Is(err, gguf.ErrNotHeld) {
+		t.Errorf("a dropped slice: %v", err)
+	}
+	fx.fetchHeaders(t, m)
 
-		spans, err := SliceSpans(g, slice)
-		if err != nil {
-			t.Fatal(err)
-		}
-		fx.fetch(t, m, spans)
-		checkSlice(t, g, full, slice)
-		if _, err := g.ExpertTensors(0, gguf.Range{End: 32}); !errors.Is(err, gguf.ErrNotHeld) {
-			t.Errorf("experts of another layer: %v", err)
-		}
-		last := m.Held(len(files) - 1)
-		if err := m.Drop(len(files)-1, last); err != nil {
-			t.Fatal(err)
-		}
-		if _, err := g.SliceTensors(slice); !errors.Is(err, gguf.ErrNotHeld) {
-			t.Errorf("a dropped slice: %v", err)
-		}
-		fx.fetchHeaders(t, m)
-
-		fx.fetch(t, m, DenseSpans(g))
-		checkBackbone(t, g, full, len(files))
-		for i := range files {
-			fx.fetch(t, m, map[int][]Span{i: {fx.whole(i)}})
-		}
-		g = openGGUF(t, m, gguf.Full)
-		checkSlice(t, g, full, gguf.Slice{Layers: gguf.Range{End: 4}, Experts: gguf.Range{End: 32}})
-		want := stageBytes(t, full, gguf.Range{End: 2})
-		if got := stageBytes(t, g, gguf.Range{End: 2}); !bytes.Equal(got, want) {
-			t.Error("a stage from the store differs from one of the whole file")
-		}
+	fx.fetch(t, m, DenseSpans(g))
+	checkBackbone(t, g, full, len(files))
+	for i := range files {
+		fx.fetch(t, m, map[int][]Span{i: {fx.whole(i)}})
+	}
+	g = openGGUF(t, m, gguf.Full)
+	checkSlice(t, g, full, gguf.Slice{Layers: gguf.Range{End: 4}, Experts: gguf.Range{End: 32}})
+	want := stageBytes(t, full, gguf.Range{End: 2})
+	if got := stageBytes(t, g, gguf.Range{End: 2}); !bytes.Equal(got, want) {
+		t.Error("a stage from the store differs from one of the whole file")
 	}
 }
 

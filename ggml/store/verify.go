@@ -107,30 +107,35 @@ func (m *Model) verifyFile(ctx context.Context, file int, spans []Span, progress
 		return nil, fmt.Errorf("store: verify %s: %w", f.path, err)
 	}
 	wrong = bad.spans([]Span{{0, bad.size}}, true)
-	return wrong, errors.Join(m.discard(file, wrong), m.recover(file, found))
+	return wrong, errors.Join(m.discard(file, f, wrong), m.recover(file, found))
 }
 
-// discard makes wrong groups not held. Some of them may have been dropped and fetched
-// again since they were read: then they are fetched once more.
-func (m *Model) discard(file int, wrong []Span) error {
+// discard makes wrong groups of f not held, unless another file has taken its place.
+// Some of them may have been dropped and fetched again since they were read: then they
+// are fetched once more.
+func (m *Model) discard(i int, f *file, wrong []Span) error {
 	if len(wrong) == 0 {
 		return nil
 	}
 	m.store.opMu.Lock()
 	defer m.store.opMu.Unlock()
 	m.mu.Lock()
-	f := m.files[file]
+	replaced, imported := m.files[i] != f, f.source != nil
 	m.mu.Unlock()
-	if f.source == nil {
-		return m.Drop(file, wrong)
+	switch {
+	case replaced:
+		return nil
+	case !imported:
+		return m.Drop(i, wrong)
 	}
-	man := m.manifest()
-	man.Files[file].Source = &source{Path: f.source.Path} // which no file is like
+	man, bad := m.manifest(), &source{Path: f.path} // which no file is like
+	man.Files[i].Source = bad
 	if err := m.store.writeManifest(m.id, man); err != nil {
 		return err
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	f.source = bad
 	f.lose(fmt.Errorf("store: the imported file %s is not what it was (import it again or remove the model)", f.path))
 	return nil
 }

@@ -82,6 +82,17 @@ func TestVerifyOfImport(t *testing.T) {
 	if err := s.Verify(t.Context(), fx.id, nil); !errors.As(err, &damaged) || damaged.Spans[0][0] != (Span{3 * Group, Group}) {
 		t.Fatalf("Verify = %v, want the group", err)
 	}
+	if err := s.Pin(fx.id, true); err != nil {
+		t.Fatal(err)
+	}
+	w := &watch{t: t}
+	other, err := s.Import(t.Context(), []string{path}, w.progress)
+	if err != nil || w.last != fx.sums[0].Size || other == m {
+		t.Fatalf("the damaged file was imported as %v after %d bytes: %v", other.ID(), w.last, err)
+	}
+	if err := s.Remove(other.ID()); err != nil {
+		t.Fatal(err)
+	}
 	for range 2 {
 		if m.Err() == nil || heldBytes(m) != 0 {
 			t.Errorf("a damaged import: Err %v, %d bytes held", m.Err(), heldBytes(m))
