@@ -1,6 +1,6 @@
 # Every target works from a plain checkout; `make help` lists them.
 .DEFAULT_GOAL := help
-.PHONY: help deps build test test-net test-vulkan check demo bench fuzz clean clean-deps
+.PHONY: help deps build test test-net test-vulkan check demo bench bench-net fuzz clean clean-deps
 
 STATICCHECK = honnef.co/go/tools/cmd/staticcheck@v0.8.2
 GO_FILES    = $(shell find cmd node p2p ring experts market settle ggml -name '*.go' 2>/dev/null)
@@ -49,6 +49,9 @@ demo: build ## a backbone and three expert workers on this machine answer three 
 
 bench: build ## measure dispatch, swarm against alone, and the expert kernel
 	bin/kvasird bench
+
+bench-net: ## measure discovery and round trips across namespaces, delay and loss (as test-net)
+	go test -tags nettest -count=1 -timeout 15m -run '^TestFigures$$' -v ./p2p | grep -v -e '^=== ' -e '^ *---'
 
 fuzz: deps ## run each fuzz target for FUZZTIME (default 5s)
 	@set -e; for pkg in $$(go list ./...); do \

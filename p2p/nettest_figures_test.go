@@ -31,7 +31,7 @@ func TestFigures(t *testing.T) {
 			fmt.Fprintf(out, "%s\t%.2f s\t%.2f s\n", c.name, met.Seconds(), direct.Seconds())
 		})
 	}
-	fmt.Fprintf(out, "\nround trip of 12 KiB, p50 (p99) ms\tTCP\tstream\tlane\trelayed\n")
+	fmt.Fprintf(out, "\nround trip of 12 KiB, p50 (p99) ms\tTCP\tstream\tlane\tQUIC\trelayed\n")
 	for _, c := range []struct {
 		name string
 		link link
@@ -68,14 +68,25 @@ func discoverRelay(t *testing.T) (met, direct time.Duration) {
 // roundTrips measures between two public nodes with a line between one and the router, and
 // between two nodes behind symmetric NATs with half the line each, through a relay.
 func roundTrips(t *testing.T, l link) []string {
-	const size, count = 12 << 10, 300
+	const size, count, warm = 12 << 10, 120, 20
 	w := newWorld(t)
 	near, far := w.public("near", link{}), w.public("far", l)
 	raw := rawEchoes(t, near, far, size, count)
-	a := near.start(nodeSpec{})
-	b := far.start(nodeSpec{Peers: []string{a.at(viaTCP)}})
-	b.meets(a, p2p.Direct)
-	stream, lane := b.echo(a, size, count, false), b.echo(a, size, count, true)
+	var stream, lane, quic []time.Duration
+	for _, via := range []string{viaTCP, viaQUIC} {
+		spec := nodeSpec{Listen: []string{"/ip4/0.0.0.0" + via}}
+		a := near.start(spec)
+		spec.Peers = []string{a.at(via)}
+		b := far.start(spec)
+		b.meets(a, p2p.Direct)
+		if via == viaQUIC {
+			quic = b.echo(a, size, count, false)
+		} else {
+			stream, lane = b.echo(a, size, count, false), b.echo(a, size, count, true)
+		}
+		a.stop()
+		b.stop()
+	}
 
 	s := newSwarm(t)
 	half := l
@@ -86,7 +97,8 @@ func roundTrips(t *testing.T, l link) []string {
 	relayed := c.echo(d, size, count, false)
 
 	var row []string
-	for _, times := range [][]time.Duration{raw, stream, lane, relayed} {
+	for _, times := range [][]time.Duration{raw, stream, lane, quic, relayed} {
+		times = times[warm:]
 		slices.Sort(times)
 		ms := func(share float64) float64 {
 			return float64(times[int(share*float64(len(times)-1))].Microseconds()) / 1000
