@@ -126,6 +126,11 @@ func (h *Host) answerHello(s network.Stream) {
 	}
 	defer leave()
 	id := s.Conn().RemotePeer()
+	if p := h.peers.get(id); p != nil && !p.stay.hellos.Allow() {
+		s.ResetWithError(codeMalformed)
+		h.Blame(id, Flood, "said hello too often")
+		return
+	}
 	_, err = h.exchange(s)
 	if err == nil {
 		s.Close()

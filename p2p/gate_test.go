@@ -217,3 +217,15 @@ func TestStreamOfStrangerIsReset(t *testing.T) {
 		t.Errorf("%v does not map to ErrNotAdmitted", err)
 	}
 }
+
+// A peer that says hello all the time keeps this node busy for nothing.
+func TestHelloFlood(t *testing.T) {
+	a, b := startHost(t, nil), startHost(t, nil)
+	hello(t, a, b)
+	eventually(t, "b blames a", func() bool {
+		for range 8 {
+			a.rehello(b.ID())
+		}
+		return b.Standing(a.ID()).Last == Flood && b.Standing(a.ID()).Score > 0
+	})
+}

@@ -191,6 +191,10 @@ func (h *Host) OpenLane(ctx context.Context, id peer.ID, proto string) (Conn, er
 	if ctx.Err() != nil {
 		return nil, fmt.Errorf("lane to peer %s: %w", id, err)
 	}
+	var refused *RefusedError
+	if !errors.As(err, &refused) {
+		p.stay.noLane.Store(&deadLane{p.lane, time.Now().Add(laneRetry)})
+	}
 	h.cfg.Logger.Info("no lane, using a stream", "peer", id, "addr", p.lane, "protocol", proto, "err", err)
 	return h.OpenStream(ctx, id, proto)
 }
@@ -201,9 +205,6 @@ func (s *laneServer) dial(ctx context.Context, p *Peer, proto string) (c *laneCo
 	defer cancel()
 	nc, err := (&net.Dialer{Timeout: laneConnectTimeout}).DialContext(ctx, "tcp", p.lane)
 	if err != nil {
-		if ctx.Err() == nil {
-			p.stay.noLane.Store(&deadLane{p.lane, time.Now().Add(laneRetry)})
-		}
 		return nil, err
 	}
 	defer func() {
@@ -233,7 +234,7 @@ func (s *laneServer) dial(ctx context.Context, p *Peer, proto string) (c *laneCo
 	return c, nil
 }
 
-// deadLane is an address at which no lane listener answered.
+// deadLane is an address at which the lane listener of a peer was not reached.
 type deadLane struct {
 	addr  string
 	until time.Time

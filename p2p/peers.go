@@ -13,6 +13,14 @@ import (
 
 	"github.com/libp2p/go-libp2p/core/network"
 	"github.com/libp2p/go-libp2p/core/peer"
+	"golang.org/x/time/rate"
+)
+
+// A ready peer may say hello again this often: when what it can do changes, and over
+// further connections.
+const (
+	helloRate  = 2 // a second
+	helloBurst = 64
 )
 
 // ErrNotAdmitted says that a peer has not passed the hello, or is gone since.
@@ -38,6 +46,7 @@ type stay struct {
 	done   chan struct{}
 	told   bool                     // the watchers know of it; guarded by notifier.mu
 	noLane atomic.Pointer[deadLane] // where its lanes were last found unreachable
+	hellos *rate.Limiter            // those that the peer says again
 	pulse  pulse
 }
 
@@ -139,7 +148,7 @@ func (r *registry) pass(theirs Hello, a admission, c network.Conn) *Peer {
 	if e.ready != nil {
 		p.stay = e.ready.stay
 	} else {
-		p.stay = &stay{done: make(chan struct{})}
+		p.stay = &stay{done: make(chan struct{}), hellos: rate.NewLimiter(helloRate, helloBurst)}
 	}
 	e.links[c] = struct{}{}
 	r.setReadyLocked(e, p, bestLink(e.links, c))

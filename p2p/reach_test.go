@@ -13,6 +13,11 @@ import (
 	"math/big"
 	"net"
 	"net/http"
+	"net/http/httptest"
+	"net/http/httputil"
+	"net/url"
+	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -92,6 +97,35 @@ func TestWebsocketAndHTTPS(t *testing.T) {
 	}
 }
 
+// A proxy has the certificate and passes websockets on; the node tells its address.
+func TestBehindProxy(t *testing.T) {
+	b := startHost(t, func(c *Config) { c.Listen, c.NoLane = []string{"/ip4/127.0.0.1/tcp/0/ws"}, true })
+	port, _ := protocolOf(infoOf(t, b).Addrs[0], ma.P_TCP)
+	conf := testTLS(t)
+	proxy := httptest.NewUnstartedServer(httputil.NewSingleHostReverseProxy(&url.URL{Scheme: "http", Host: "127.0.0.1:" + port}))
+	proxy.TLS = conf.Clone()
+	proxy.StartTLS()
+	defer proxy.Close()
+	_, outside, _ := net.SplitHostPort(proxy.Listener.Addr().String())
+	addr := ma.StringCast("/ip4/127.0.0.1/tcp/" + outside + "/tls/ws")
+	a := startHost(t, func(c *Config) { c.TLS = &tls.Config{RootCAs: conf.RootCAs} })
+	p, err := a.Hello(t.Context(), peer.AddrInfo{ID: b.ID(), Addrs: []ma.Multiaddr{addr}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !strings.HasSuffix(p.Addr, "/tcp/"+outside+"/wss") {
+		t.Errorf("connected at %s, not through the proxy", p.Addr)
+	}
+	c, err := a.OpenStream(t.Context(), b.ID(), "echo/1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if err := echo(c, 1<<20); err != nil {
+		t.Error(err)
+	}
+}
+
 // freePort is a port of 127.0.0.1 that was free a moment ago.
 func freePort(t *testing.T) string {
 	t.Helper()
@@ -126,6 +160,27 @@ func TestOnePortForTCPAndWebsocket(t *testing.T) {
 	if err := h.Start(); err == nil || !strings.Contains(err.Error(), tcp) {
 		t.Errorf("listening where another does: %v", err)
 	}
+}
+
+// What finds peers and serves them ends with the host.
+func TestCloseEndsServices(t *testing.T) {
+	run := func() {
+		network := ownNetwork()
+		all := func(c *Config) {
+			c.Network, c.DHT, c.MDNS, c.Remember = network, true, true, filepath.Join(t.TempDir(), "peers.json")
+		}
+		relay := startHost(t, func(c *Config) { all(c); c.Relay = true })
+		hidden := startHost(t, func(c *Config) { all(c); noWayIn(relay)(c) })
+		circuitTo(t, hidden)
+		if err := errors.Join(hidden.Close(), relay.Close()); err != nil {
+			t.Error(err)
+		}
+	}
+	run() // starts what libraries keep for the process
+	before := runtime.NumGoroutine()
+	run()
+	run()
+	eventually(t, fmt.Sprintf("goroutines back to %d", before), func() bool { return runtime.NumGoroutine() <= before })
 }
 
 func TestAnnouncedAddresses(t *testing.T) {
