@@ -49,8 +49,10 @@ func hashGroup(p []byte, i int, root bool) words {
 	var stack [8]words // of full subtrees, as Group is 16 blocks
 	done := uint64(0)  // blocks on the stack
 	counter := uint64(i) * (Group / guts.ChunkSize)
+	var buf [block]byte // a copy is half as fast again: the hash reads 16 chunks at once
 	for len(p) > block {
-		cv := guts.ChainingValue(guts.CompressBuffer((*[block]byte)(p), block, &guts.IV, counter, 0))
+		copy(buf[:], p)
+		cv := guts.ChainingValue(guts.CompressBuffer(&buf, block, &guts.IV, counter, 0))
 		level := 0
 		for ; done&(1<<level) != 0; level++ {
 			cv = guts.ChainingValue(guts.ParentNode(stack[level], cv, &guts.IV, 0))
@@ -60,14 +62,7 @@ func hashGroup(p []byte, i int, root bool) words {
 		counter += guts.MaxSIMD
 		p = p[block:]
 	}
-	var last [block]byte
-	buf := &last
-	if len(p) == block {
-		buf = (*[block]byte)(p)
-	} else {
-		copy(last[:], p)
-	}
-	n := guts.CompressBuffer(buf, len(p), &guts.IV, counter, 0)
+	n := guts.CompressBuffer(&buf, copy(buf[:], p), &guts.IV, counter, 0)
 	for level := range bits.Len64(done) {
 		if done&(1<<level) != 0 {
 			n = guts.ParentNode(stack[level], guts.ChainingValue(n), &guts.IV, 0)
