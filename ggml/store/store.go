@@ -219,6 +219,9 @@ func (s *Store) Create(id gguf.ModelID, files []gguf.FileSum) (*Model, error) {
 
 // install makes the folder of a new model; trees may be nil. opMu is held.
 func (s *Store) install(id gguf.ModelID, man *manifest, trees [][]byte) (*Model, error) {
+	if _, err := os.Stat(s.folder(id)); err == nil {
+		return nil, fmt.Errorf("store: model %v is there and cannot be read: remove it first", id)
+	}
 	text, err := man.encode()
 	if err != nil {
 		return nil, fmt.Errorf("store: model %v: %w", id, err)
@@ -240,6 +243,7 @@ func (s *Store) install(id gguf.ModelID, man *manifest, trees [][]byte) (*Model,
 	}
 	if err != nil {
 		os.RemoveAll(tmp) // err says what matters
+		os.RemoveAll(s.folder(id))
 		s.discharge(m, need)
 		return nil, diskError(s.folder(id), need, err)
 	}

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 )
 
@@ -183,6 +184,9 @@ func TestBrokenManifest(t *testing.T) {
 		t.Errorf("problems %v, models %v", s.Problems(), s.Models())
 	}
 	checkLimit(t, s)
+	if _, err := s.Create(fx.id, fx.sums); err == nil || !strings.Contains(err.Error(), "remove it first") {
+		t.Errorf("created over one that cannot be read: %v", err)
+	}
 	if err := s.Remove(fx.id); err != nil {
 		t.Error(err)
 	}
