@@ -309,11 +309,15 @@ func TestDialOrder(t *testing.T) {
 	for _, d := range rankDials([]ma.Multiaddr{
 		ma.StringCast("/ip4/192.168.1.2/udp/1/quic-v1"), ma.StringCast("/ip4/192.168.1.2/tcp/1"),
 		ma.StringCast("/ip4/8.8.8.8/udp/1/quic-v1"), ma.StringCast("/ip4/8.8.8.8/tcp/1"),
-	}) {
+		ma.StringCast("/ip4/9.9.9.9/udp/1/quic-v1"), ma.StringCast("/ip4/9.9.9.9/tcp/1"),
+	}, []string{"9.9.9.9"}) {
 		delays[d.Addr.String()] = d.Delay
 	}
-	if len(delays) != 4 {
-		t.Fatalf("ranked %d of 4 addresses", len(delays))
+	if len(delays) != 6 {
+		t.Fatalf("ranked %d of 6 addresses", len(delays))
+	}
+	if delays["/ip4/9.9.9.9/tcp/1"] != 0 || delays["/ip4/9.9.9.9/udp/1/quic-v1"] == 0 {
+		t.Errorf("TCP is not first to a relay: %v", delays)
 	}
 	if delays["/ip4/192.168.1.2/tcp/1"] != 0 || delays["/ip4/192.168.1.2/udp/1/quic-v1"] == 0 {
 		t.Errorf("TCP is not first on the LAN: %v", delays)

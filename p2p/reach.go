@@ -57,6 +57,8 @@ func (h *Host) newNode() (host.Host, error) {
 	mux := *yamux.DefaultTransport
 	mux.KeepAliveInterval = yamuxKeepAlive
 	mux.ConnectionWriteTimeout = yamuxWriteTimeout
+	relays := ipsOf(cfg.relays)
+	rank := func(addrs []ma.Multiaddr) []network.AddrDelay { return rankDials(addrs, relays) }
 	options := []libp2p.Option{
 		libp2p.Identity(cfg.Identity.key),
 		libp2p.UserAgent(cfg.Agent),
@@ -68,7 +70,7 @@ func (h *Host) newNode() (host.Host, error) {
 		libp2p.Security(libp2ptls.ID, libp2ptls.New),
 		libp2p.Security(noise.ID, noise.New),
 		libp2p.Muxer(yamux.ID, &mux),
-		libp2p.SwarmOpts(swarm.WithDialRanker(rankDials)),
+		libp2p.SwarmOpts(swarm.WithDialRanker(rank)),
 		libp2p.WithDialTimeout(cfg.HelloTimeout),
 		libp2p.ResourceManager(limits),
 		libp2p.ConnectionGater(doorkeeper{h.standings}),

@@ -3,6 +3,7 @@ package p2p
 import (
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/libp2p/go-libp2p/core/host"
@@ -195,6 +196,9 @@ func (h *Host) advise(r *Report) []string {
 	}
 	if h.cfg.Reach == ReachPrivate && len(r.Relayed) == 0 {
 		out = append(out, "no relay has taken this node in: add a relay, or let one member with a public address be one")
+	}
+	if r.RelayedPeers > 0 && strings.HasPrefix(r.NAT, "symmetric") {
+		out = append(out, fmt.Sprintf("%d peers are reached through a relay only, which is slower: let the router pass a port on to this node, if you can", r.RelayedPeers))
 	}
 	return out
 }
