@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -97,6 +98,56 @@ func TestHelloRefusedByPeer(t *testing.T) {
 	var got *RefusedError
 	if !errors.As(err, &got) || *got != want {
 		t.Errorf("got %v, want %+v", err, want)
+	}
+}
+
+// What changes while a hello is under way is said in the next one.
+func TestCapabilitiesChangeDuringHello(t *testing.T) {
+	a := startHost(t, nil)
+	s := stranger(t)
+	heard, answer := make(chan Hello, 16), make(chan struct{})
+	s.SetStreamHandler(a.protocolID("hello/1"), func(st network.Stream) {
+		defer st.Close()
+		w, r := NewFrameWriter(st, maxHello), NewFrameReader(st, maxHello)
+		payload, err := nextOfType(r, frameHello)
+		if err != nil {
+			return
+		}
+		theirs, err := decodeHello(payload)
+		if err != nil {
+			t.Error(err)
+		}
+		heard <- theirs
+		<-answer
+		theirs.ID = s.ID()
+		record, err := encodeHello(theirs)
+		if err != nil {
+			t.Error(err)
+		}
+		w.Write(Frame{Type: frameHello, Payload: record})
+		sendVerdict(w, verdict{})
+		readVerdict(r)
+	})
+	done := make(chan error, 1)
+	go func() {
+		_, err := a.Hello(t.Context(), peer.AddrInfo{ID: s.ID(), Addrs: s.Addrs()})
+		done <- err
+	}()
+	<-heard
+	if err := a.SetCapabilities(Capabilities{Models: []string{"new"}}); err != nil {
+		t.Fatal(err)
+	}
+	close(answer)
+	if err := <-done; err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case h := <-heard:
+		if !slices.Equal(h.Models, []string{"new"}) {
+			t.Errorf("said %v", h.Models)
+		}
+	case <-time.After(patience):
+		t.Error("the new capabilities were not said")
 	}
 }
 

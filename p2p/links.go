@@ -61,9 +61,10 @@ type greetings struct {
 
 // greeting is one of them. Its result may be read when done is closed.
 type greeting struct {
-	done chan struct{}
-	peer *Peer
-	err  error
+	done  chan struct{}
+	peer  *Peer
+	err   error
+	again bool // to be repeated: what it says is old already; guarded by greetings.mu
 }
 
 // keepFor leaves the greeting of a peer's new connections to the caller, who learns the
@@ -90,6 +91,18 @@ func (g *greetings) isKept(id peer.ID) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return g.kept[id] > 0
+}
+
+// repeat has the greeting that is under way on c followed by another. It reports whether
+// there is one.
+func (g *greetings) repeat(c network.Conn) bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	now := g.underWay[c]
+	if now != nil {
+		now.again = true
+	}
+	return now != nil
 }
 
 // greet says hello over c, or waits for a hello that is under way there.
@@ -127,8 +140,12 @@ func (h *Host) beginGreeting(c network.Conn) (*greeting, error) {
 		g.peer, g.err = h.sayHello(ctx, c)
 		gs.mu.Lock()
 		delete(gs.underWay, c)
+		again := g.again
 		gs.mu.Unlock()
 		close(g.done)
+		if again && g.err == nil {
+			h.greetInBackground(c)
+		}
 	}()
 	return g, nil
 }
@@ -175,7 +192,7 @@ func (h *Host) greetLeft(id peer.ID) {
 
 // rehello tells a ready peer, in the background, what this node is.
 func (h *Host) rehello(id peer.ID) {
-	if c := h.peers.via(id); c != nil {
+	if c := h.peers.via(id); c != nil && !h.greetings.repeat(c) {
 		h.greetInBackground(c)
 	}
 }
