@@ -204,6 +204,34 @@ func TestFailureAnywhere(t *testing.T) {
 	}
 }
 
+// TestDropAfterFailedFlush gives groups back that a flush may have put into the set on
+// disk although it failed.
+func TestDropAfterFailedFlush(t *testing.T) {
+	fx := newFixture(randomData(1, 4*Group))
+	for at := range 6 { // the changes of a flush
+		dir := t.TempDir()
+		c := newCrasher(1 << 30)
+		s, err := open(dir, 0, &disk{before: c.before})
+		if err != nil {
+			t.Fatal(err)
+		}
+		m := fx.create(t, s)
+		m.flushMu.Lock() // keeps the flush in the background away
+		fx.mustWrite(t, m, 0, fx.whole(0))
+		c.fail = at
+		if err := m.flushFile(0); !errors.Is(err, syscall.EIO) {
+			t.Fatalf("change %d did not fail: %v", at, err)
+		}
+		m.flushMu.Unlock()
+		if err := m.Drop(0, []Span{{0, 2 * Group}}); err != nil {
+			t.Fatal(err)
+		}
+		c.dieAfter(0)
+		s.Close()
+		fx.checkSurvivor(t, dir, nil, fmt.Sprintf("failure of change %d of a flush", at))
+	}
+}
+
 // checkSurvivor opens a store after a crash: it must hold what is sure, nothing wrong,
 // and be able to go on.
 func (fx *fixture) checkSurvivor(t *testing.T, dir string, sure map[int]bool, what string) {

@@ -13,7 +13,6 @@ import (
 	"time"
 
 	"kvasird/ggml/gguf"
-	"kvasird/ggml/tensor"
 )
 
 // ggufFile makes a file of metadata, given as it is encoded, and tensors. Where data
@@ -67,17 +66,24 @@ func (g *ggufFile) encode() (b []byte, size int64) {
 	return b, size
 }
 
-func ggufTensor(t testing.TB, name string, dtype tensor.DType, dims ...int64) gguf.Tensor {
+// Types of tensors, by their numbers in the format.
+var (
+	f32 = gguf.Tensor{DType: 0}
+	q80 = gguf.Tensor{DType: 8}
+	q4k = gguf.Tensor{DType: 12}
+	q6k = gguf.Tensor{DType: 14}
+)
+
+// ggufTensor returns a tensor of the type of another one.
+func ggufTensor(t testing.TB, name string, like gguf.Tensor, dims ...int64) gguf.Tensor {
 	t.Helper()
-	shape, err := tensor.NewShape(dims...)
-	if err != nil {
+	like.Name, like.Shape = name, [4]int64{1, 1, 1, 1}
+	copy(like.Shape[:], dims)
+	var err error
+	if like.Bytes, err = like.DType.Bytes(like.Shape); err != nil {
 		t.Fatal(err)
 	}
-	n, err := dtype.Bytes(shape)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return gguf.Tensor{Name: name, DType: dtype, Shape: shape, Bytes: n}
+	return like
 }
 
 // splitTiny cuts the shipped model into three files, the first with metadata alone,

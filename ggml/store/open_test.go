@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"kvasird/ggml/gguf"
-	"kvasird/ggml/tensor"
 )
 
 // fetchHeaders writes what HeaderNeeds asks for until the headers are held.
@@ -223,7 +222,7 @@ func checkBackbone(t *testing.T, g, full *gguf.Model, parts int) {
 // TestHeaderNeeds has headers longer than the first guess, and one that is none.
 func TestHeaderNeeds(t *testing.T) {
 	for _, keys := range []int{1, 300, 1000} {
-		g := &ggufFile{tensors: []gguf.Tensor{ggufTensor(t, "token_embd.weight", tensor.F32, 64, 60_000)}}
+		g := &ggufFile{tensors: []gguf.Tensor{ggufTensor(t, "token_embd.weight", f32, 64, 60_000)}}
 		g.key("general.architecture", 8, "llama")
 		g.key("llama.block_count", 4, uint32(1))
 		for i := range keys {
@@ -271,18 +270,18 @@ func bigModel(t *testing.T) (path string, size int64) {
 	g.key("qwen35moe.block_count", 4, uint32(bigLayers))
 	g.key("qwen35moe.expert_count", 4, uint32(bigExperts))
 	g.key("qwen35moe.expert_used_count", 4, uint32(8))
-	add := func(name string, dtype tensor.DType, dims ...int64) {
-		g.tensors = append(g.tensors, ggufTensor(t, name, dtype, dims...))
+	add := func(name string, like gguf.Tensor, dims ...int64) {
+		g.tensors = append(g.tensors, ggufTensor(t, name, like, dims...))
 	}
-	add("token_embd.weight", tensor.Q4_K, bigWidth, 248_320)
-	add("output.weight", tensor.Q6_K, bigWidth, 248_320)
+	add("token_embd.weight", q4k, bigWidth, 248_320)
+	add("output.weight", q6k, bigWidth, 248_320)
 	for l := range int64(bigLayers) {
 		name := func(s string) string { return fmt.Sprintf("blk.%d.%s", l, s) }
-		add(name("attn_q.weight"), tensor.Q8_0, bigWidth, 7800)
-		add(name("ffn_gate_inp.weight"), tensor.F32, bigWidth, bigExperts)
-		add(name("ffn_gate_exps.weight"), tensor.Q4_K, bigWidth, bigInner, bigExperts)
-		add(name("ffn_up_exps.weight"), tensor.Q4_K, bigWidth, bigInner, bigExperts)
-		add(name("ffn_down_exps.weight"), tensor.Q6_K, bigInner, bigWidth, bigExperts)
+		add(name("attn_q.weight"), q80, bigWidth, 7800)
+		add(name("ffn_gate_inp.weight"), f32, bigWidth, bigExperts)
+		add(name("ffn_gate_exps.weight"), q4k, bigWidth, bigInner, bigExperts)
+		add(name("ffn_up_exps.weight"), q4k, bigWidth, bigInner, bigExperts)
+		add(name("ffn_down_exps.weight"), q6k, bigInner, bigWidth, bigExperts)
 	}
 	header, size := g.encode()
 	path = filepath.Join(t.TempDir(), "big.gguf")
