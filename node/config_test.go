@@ -56,7 +56,7 @@ func TestConfigExamples(t *testing.T) {
 		if filepath.Base(file) != "kvasird.toml" {
 			continue
 		}
-		c.Peers = nil
+		c.Peers, c.Tell = nil, nil
 		if !reflect.DeepEqual(c, want) {
 			t.Errorf("%s gives %+v, want the defaults %+v", file, c, want)
 		}
@@ -123,7 +123,7 @@ func TestConfigRefuses(t *testing.T) {
 		set  Config
 		want string
 	}{
-		{"unknown role", Config{Roles: []Role{"wroker"}}, `unknown role "wroker": want auto, backbone, worker, entry; did you mean "worker"?`},
+		{"unknown role", Config{Roles: []Role{"wroker"}}, `unknown role "wroker": want auto, backbone, worker, volunteer, entry, relay; did you mean "worker"?`},
 		{"auto beside another", Config{Roles: []Role{"worker", "auto"}}, `"auto" stands alone`},
 		{"role twice", Config{Roles: []Role{"worker", "worker"}}, "named twice"},
 		{"slice without worker", Config{Roles: []Role{"backbone"}, Slices: []SliceConfig{{}}}, "a slice is for workers"},
@@ -189,6 +189,7 @@ func TestConfigFlags(t *testing.T) {
 		Model:  ModelConfig{Path: "/m.gguf", Experts: ExpertsAuto, Wait: 2, Context: 4096, Sequences: 2},
 		Slices: []SliceConfig{{"0:2", "0:16"}, {"", "16:32"}},
 		Log:    LogSettings{Level: "debug"},
+		Reach:  "auto", MDNS: "on",
 	}
 	if !reflect.DeepEqual(c, want) {
 		t.Errorf("got  %+v\nwant %+v", c, want)
