@@ -244,6 +244,98 @@ func dispatchBench(b *testing.B, d *Dispatcher, tokens int) {
 	})
 }
 
+// BenchmarkSlowReplica is one token over two workers of the whole layer: both well; one with 50 ms
+// added to every frame's way; one that stalls for 50 ms in one call of twenty. Hedging on and off.
+func BenchmarkSlowReplica(b *testing.B) {
+	for _, fault := range []string{"none", "far", "stalls"} {
+		for _, off := range []bool{false, true} {
+			b.Run(fmt.Sprintf("fault=%s/hedge=%v", fault, !off), func(b *testing.B) {
+				addrs := staticDialer{"0": child(b, "worker"), "1": child(b, "worker")}
+				dial := &faultyDialer{addrs, fault}
+				d, err := NewDispatcher(Config{Model: testModel, Dialer: dial, NoHedge: off})
+				if err != nil {
+					b.Fatal(err)
+				}
+				b.Cleanup(func() { d.Close() })
+				d.AddPeer("0")
+				d.AddPeer("1")
+				for end := time.Now().Add(30 * time.Second); slices.ContainsFunc(d.Peers(), func(p PeerStatus) bool { return !p.Connected }); {
+					if time.Now().After(end) {
+						b.Fatal("workers do not connect")
+					}
+					time.Sleep(time.Millisecond)
+				}
+				dispatchBench(b, d, 1)
+				h := d.Hedges()
+				b.ReportMetric(100*float64(h.Hedged)/float64(h.Sent), "%-hedged")
+			})
+		}
+	}
+}
+
+// faultyDialer has something be wrong with what peer 1 sends.
+type faultyDialer struct {
+	staticDialer
+	fault string
+}
+
+func (f *faultyDialer) Dial(ctx context.Context, id string) (net.Conn, error) {
+	c, err := f.staticDialer.Dial(ctx, id)
+	if err != nil || id == "0" || f.fault == "none" {
+		return c, err
+	}
+	return delayed(c, f.fault), nil
+}
+
+// delayed passes on what comes from a connection 50 ms later, always or one time in twenty.
+func delayed(c net.Conn, fault string) net.Conn {
+	here, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		panic(err)
+	}
+	defer here.Close()
+	out, err := net.Dial("tcp", here.Addr().String())
+	if err != nil {
+		panic(err)
+	}
+	in, err := here.Accept()
+	if err != nil {
+		panic(err)
+	}
+	type chunk struct {
+		b  []byte
+		at time.Time
+	}
+	line := make(chan chunk, 1024)
+	go func() { // ends with the connections, as the others do
+		defer close(line)
+		for n := 0; ; n++ {
+			b := make([]byte, 256<<10)
+			got, err := c.Read(b)
+			if err != nil {
+				return
+			}
+			at := time.Now()
+			if fault == "far" || n%20 == 0 {
+				at = at.Add(50 * time.Millisecond)
+			}
+			line <- chunk{b[:got], at}
+		}
+	}()
+	go func() {
+		defer in.Close()
+		for k := range line {
+			time.Sleep(time.Until(k.at))
+			in.Write(k.b)
+		}
+	}()
+	go func() {
+		defer c.Close()
+		io.Copy(c, in)
+	}()
+	return out
+}
+
 // BenchmarkRawTCP moves the same bytes without any protocol: the floor.
 func BenchmarkRawTCP(b *testing.B) {
 	for _, tokens := range []int{1, 8, 32} {

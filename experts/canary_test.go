@@ -8,7 +8,6 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"kvasird/p2p"
 )
@@ -23,7 +22,7 @@ func TestCanary(t *testing.T) {
 	w.start("spare", spare, nil)
 	d := w.dispatcher(nil)
 	connectedTo := func(d *Dispatcher, n int) {
-		within(t, 5*time.Second, "connected", func() bool {
+		within(t, patient, "connected", func() bool {
 			count := 0
 			for _, p := range d.Peers() {
 				if p.Connected {
@@ -82,7 +81,6 @@ func canaryGate(t *testing.T, noLead bool) {
 			honest := w.start("honest", wholeLayer(), nil)
 			var faults atomic.Int64
 			d := w.dispatcher(func(c *Config) {
-				calm(c)
 				c.NoLead = noLead
 				c.Fault = func(string, error) { faults.Add(1) }
 				if local {
@@ -126,7 +124,7 @@ func TestCanaryOutvoted(t *testing.T) {
 	liar := wholeLayer()
 	liar.lies.Store(true)
 	w.start("liar", liar, nil)
-	d := w.dispatcher(calm)
+	d := w.dispatcher(nil)
 	waitFor(t, d, "connected", connected)
 	call := testCall(0, 1, false)
 	if err := d.Compute(t.Context(), call); err != nil {

@@ -163,7 +163,7 @@ func killedWorker(t *testing.T, noLead bool) {
 	done := make(chan error)
 	beforeA, beforeB := a.kernel.calls.Load(), b.kernel.calls.Load()
 	go func() { done <- d.Compute(context.Background(), call) }()
-	within(t, time.Second, "somebody computes", func() bool {
+	within(t, patient, "somebody computes", func() bool {
 		return a.kernel.calls.Load() > beforeA || b.kernel.calls.Load() > beforeB
 	})
 	dead, alive, gate, otherGate := a, b, gateA, gateB
@@ -190,13 +190,13 @@ func killedWorker(t *testing.T, noLead bool) {
 	if !errors.As(err, &missing) || missing.Layer != call.Layer || len(missing.Experts) == 0 || len(missing.Reasons) == 0 {
 		t.Fatalf("got %v, want a MissingError of layer %d with reasons", err, call.Layer)
 	}
-	if took := time.Since(began); took > time.Second {
+	if took := time.Since(began); took > patient/2 {
 		t.Errorf("the error took %v", took)
 	}
 
 	// And again once a worker is back.
 	w.start("a", newFFN(testWidth, testHidden, layerSlice(0, testExperts)), nil)
-	within(t, 10*time.Second, "works again", func() bool {
+	within(t, patient, "works again", func() bool {
 		poison(call)
 		return d.Compute(t.Context(), call) == nil && maxDiff(call.Out, want) == 0
 	})
@@ -206,7 +206,7 @@ func killedWorker(t *testing.T, noLead bool) {
 func TestCoverageWait(t *testing.T) {
 	w := newSwarm(t)
 	a := w.start("a", newFFN(testWidth, testHidden, layerSlice(0, testExperts)), nil)
-	d := w.dispatcher(func(c *Config) { c.CoverageWait = 10 * time.Second })
+	d := w.dispatcher(func(c *Config) { c.CoverageWait = patient })
 	waitFor(t, d, "connected", connected)
 	call := testCall(0, 1, false)
 	if err := d.Compute(t.Context(), call); err != nil {
@@ -227,14 +227,14 @@ func TestCoverageWait(t *testing.T) {
 	}
 }
 
-// TestFrozenWorker costs one missed deadline, and nothing while the worker stays frozen.
+// TestFrozenWorker costs a call or two a missed deadline, and nothing while the worker stays frozen.
 func TestFrozenWorker(t *testing.T) { bothReaders(t, frozenWorker) }
 
 func frozenWorker(t *testing.T, noLead bool) {
 	w := newSwarm(t)
 	a := w.start("a", newFFN(testWidth, testHidden, layerSlice(0, testExperts)), nil)
 	w.start("b", newFFN(testWidth, testHidden, layerSlice(0, testExperts)), nil)
-	d := w.dispatcher(func(c *Config) { c.DeadAfter, c.NoLead = time.Minute, noLead })
+	d := w.dispatcher(func(c *Config) { hasty(c); c.DeadAfter, c.NoLead, c.CoverageWait = time.Hour, noLead, patient })
 	waitFor(t, d, "connected", connected)
 	call := testCall(0, 2, false)
 	for range 10 {
@@ -243,19 +243,16 @@ func frozenWorker(t *testing.T, noLead bool) {
 		}
 	}
 	a.freeze(true)
-	var slow int
+	waited := func() uint64 { return d.Peers()[0].Hedged + d.Peers()[0].Failed } // for a
+	before := waited()
 	for range 50 {
-		began := time.Now()
 		poison(call)
 		if err := d.Compute(t.Context(), call); err != nil {
 			t.Fatal(err)
 		}
-		if time.Since(began) > 200*time.Millisecond {
-			slow++
-		}
 	}
-	if slow > 1 {
-		t.Errorf("%d calls were slow, want at most one", slow)
+	if n := waited() - before; n > 3 {
+		t.Errorf("the frozen worker was waited for %d times", n)
 	}
 	a.freeze(false)
 	waitFor(t, d, "trusted again", func(p PeerStatus) bool { return p.Connected && !p.Suspect })
@@ -266,7 +263,7 @@ func frozenWorker(t *testing.T, noLead bool) {
 func TestFrozenAlone(t *testing.T) {
 	w := newSwarm(t)
 	a := w.start("a", newFFN(testWidth, testHidden, layerSlice(0, testExperts)), nil)
-	d := w.dispatcher(func(c *Config) { c.DeadAfter = time.Minute; c.MaxDeadline = 300 * time.Millisecond })
+	d := w.dispatcher(func(c *Config) { hasty(c); c.DeadAfter, c.MaxDeadline = time.Hour, 300*time.Millisecond })
 	waitFor(t, d, "connected", connected)
 	call := testCall(0, 2, false)
 	if err := d.Compute(t.Context(), call); err != nil {
@@ -276,14 +273,14 @@ func TestFrozenAlone(t *testing.T) {
 	began := time.Now()
 	err := d.Compute(t.Context(), call)
 	var missing *MissingError
-	if took := time.Since(began); !errors.As(err, &missing) || took > time.Second {
-		t.Fatalf("got %v after %v, want a MissingError within a second", err, took)
+	if took := time.Since(began); !errors.As(err, &missing) || took > patient/2 {
+		t.Fatalf("got %v after %v, want a MissingError soon", err, took)
 	}
 	if !strings.Contains(err.Error(), "no answer within") {
 		t.Errorf("error does not say why: %v", err)
 	}
 	a.freeze(false)
-	within(t, 5*time.Second, "works again", func() bool { return d.Compute(t.Context(), call) == nil })
+	within(t, patient, "works again", func() bool { return d.Compute(t.Context(), call) == nil })
 }
 
 // TestSilentWorker is disconnected, and dialled again.
@@ -355,13 +352,13 @@ func cancelled(t *testing.T, noLead bool) {
 	done := make(chan error)
 	before := a.kernel.calls.Load()
 	go func() { done <- d.Compute(stop, testCall(0, 1, false)) }() // computing
-	within(t, time.Second, "computes", func() bool { return a.kernel.calls.Load() > before })
+	within(t, patient, "computes", func() bool { return a.kernel.calls.Load() > before })
 	began := time.Now()
 	stopCause(cause)
 	if err := <-done; !errors.Is(err, cause) {
 		t.Errorf("got %v, want the cause of the context", err)
 	}
-	if took := time.Since(began); took > 100*time.Millisecond {
+	if took := time.Since(began); took > patient/2 {
 		t.Errorf("cancel took %v", took)
 	}
 	close(gate)
@@ -415,7 +412,8 @@ func chaos(t *testing.T, noLead bool) {
 		peers = append(peers, w.start(fmt.Sprint(i), newFFN(testWidth, testHidden, s), nil))
 	}
 	d := w.dispatcher(func(c *Config) {
-		c.NoLead, c.CoverageWait = noLead, 20*time.Second
+		hasty(c)
+		c.NoLead, c.CoverageWait = noLead, patient
 		c.DeadAfter = 300 * time.Millisecond
 	})
 	waitFor(t, d, "connected", connected)

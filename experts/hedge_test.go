@@ -39,7 +39,7 @@ func TestHedge(t *testing.T) { bothReaders(t, hedgesOne) }
 func hedgesOne(t *testing.T, noLead bool) {
 	w := newSwarm(t)
 	a, b := w.start("a", wholeLayer(), nil), w.start("b", wholeLayer(), nil)
-	d := w.dispatcher(func(c *Config) { calm(c); c.NoLead = noLead })
+	d := w.dispatcher(func(c *Config) { c.NoLead = noLead })
 	waitFor(t, d, "connected", connected)
 	call := testCall(0, 1, false)
 	want := alone(t, wholeLayer(), call)
@@ -78,7 +78,7 @@ func hedgesOne(t *testing.T, noLead bool) {
 func TestHedgeOverCuts(t *testing.T) {
 	w := newSwarm(t)
 	whole := w.start("whole", wholeLayer(), nil)
-	d := w.dispatcher(calm)
+	d := w.dispatcher(nil)
 	waitFor(t, d, "connected", connected)
 	call := testCall(0, 2, false)
 	if err := d.Compute(t.Context(), call); err != nil {
@@ -127,7 +127,7 @@ func TestHedgeThatFails(t *testing.T) {
 		t.Run(fmt.Sprintf("the first dies=%v", first), func(t *testing.T) {
 			w := newSwarm(t)
 			a, b := w.start("a", wholeLayer(), nil), w.start("b", wholeLayer(), nil)
-			d := w.dispatcher(calm)
+			d := w.dispatcher(nil)
 			waitFor(t, d, "connected", connected)
 			call := layerCall(rand.New(rand.NewPCG(1, 1)), 0, testWidth, testHidden, testExperts, 1, 1, false) // of one worker
 			want := alone(t, wholeLayer(), call)
@@ -182,7 +182,7 @@ func TestHedgesAreBounded(t *testing.T) {
 		w.start(fmt.Sprint(i), wholeLayer(), nil).kernel.delay.Store(int64(2 * time.Millisecond))
 	}
 	for _, off := range []bool{false, true} {
-		d := w.dispatcher(func(c *Config) { calm(c); c.NoHedge, c.MinHedge = off, 100*time.Microsecond })
+		d := w.dispatcher(func(c *Config) { c.NoHedge, c.MinHedge = off, 100*time.Microsecond })
 		waitFor(t, d, "connected", connected)
 		call := testCall(0, 1, false)
 		for range 200 {
@@ -245,7 +245,7 @@ func races(t *testing.T, noLead bool) {
 	for i, s := range []Slice{layerSlice(0, 64), layerSlice(0, 40), layerSlice(24, 64), layerSlice(0, 64)} {
 		peers = append(peers, w.start(fmt.Sprint(i), newFFN(testWidth, testHidden, s), nil))
 	}
-	d := w.dispatcher(func(c *Config) { calm(c); c.NoLead, c.MinHedge, c.CoverageWait = noLead, time.Microsecond, patient })
+	d := w.dispatcher(func(c *Config) { c.NoLead, c.MinHedge, c.CoverageWait = noLead, time.Microsecond, patient })
 	d.hedges.credit.Store(1 << 40)
 	waitFor(t, d, "connected", connected)
 	stop := callers(t, d, 4)
@@ -276,7 +276,7 @@ func stoppedReplica(t *testing.T, noLead bool) {
 	w := newSwarm(t)
 	a := w.start("a", wholeLayer(), nil)
 	w.start("b", wholeLayer(), nil)
-	d := w.dispatcher(func(c *Config) { c.DeadAfter, c.NoLead, c.CoverageWait = time.Hour, noLead, patient })
+	d := w.dispatcher(func(c *Config) { hasty(c); c.DeadAfter, c.NoLead, c.CoverageWait = time.Hour, noLead, patient })
 	waitFor(t, d, "connected", connected)
 	call := testCall(0, 2, false)
 	want := alone(t, wholeLayer(), call)
@@ -295,14 +295,11 @@ func stoppedReplica(t *testing.T, noLead bool) {
 	}
 	run()
 	both := run()
+	waited := func() uint64 { return d.Peers()[0].Hedged + d.Peers()[0].Failed } // for a
+	before := waited()
 	a.freeze(true)
 	stopped := run()
-	var cost uint64
-	for _, p := range d.Peers() {
-		if p.ID == "a" {
-			cost = p.Hedged + p.Failed
-		}
-	}
+	cost := waited() - before
 	a.freeze(false)
 	waitFor(t, d, "trusted again", func(p PeerStatus) bool { return p.Connected && !p.Suspect })
 	d.RemovePeer("a")
@@ -329,7 +326,7 @@ func TestReplicasShare(t *testing.T) {
 	var stops []func() int64
 	var answers atomic.Int64
 	for range 3 {
-		d := w.dispatcher(calm)
+		d := w.dispatcher(nil)
 		waitFor(t, d, "connected", connected)
 		stops = append(stops, callers(t, d, 1))
 	}

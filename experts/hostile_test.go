@@ -26,7 +26,7 @@ type script struct {
 }
 
 func newScript(t *testing.T, conn net.Conn) *script {
-	conn.SetDeadline(time.Now().Add(10 * time.Second))
+	conn.SetDeadline(time.Now().Add(patient))
 	return &script{t, conn, p2p.NewFrameReader(conn, MaxFrame), p2p.NewFrameWriter(conn, MaxFrame)}
 }
 
@@ -229,7 +229,6 @@ func (w *swarm) answering(id string, o offer, answer func(s *script, f p2p.Frame
 	w.listen(id, func(conn net.Conn) {
 		defer conn.Close()
 		s := newScript(w.t, conn)
-		s.conn.SetDeadline(time.Now().Add(patient))
 		s.send(frameOffer, 0, mustControl(w.t, o))
 		for {
 			f, err := s.r.Next()
@@ -297,7 +296,7 @@ func TestLyingWorker(t *testing.T) {
 			}
 			w.start("honest", newFFN(testWidth, testHidden, layerSlice(0, testExperts)), nil)
 			d2 := w.dispatcher(nil)
-			within(t, 5*time.Second, "connected", func() bool {
+			within(t, patient, "connected", func() bool {
 				ps := d2.Peers()
 				return ps[0].Connected && ps[1].Connected
 			})
@@ -330,7 +329,7 @@ func TestGoroutinesLevel(t *testing.T) {
 	b := w.start("b", newFFN(testWidth, testHidden, layerSlice(0, testExperts)), nil)
 	d := w.dispatcher(nil)
 	d.AddPeer("nowhere")
-	within(t, 5*time.Second, "connected", func() bool { ps := d.Peers(); return ps[0].Connected && ps[1].Connected })
+	within(t, patient, "connected", func() bool { ps := d.Peers(); return ps[0].Connected && ps[1].Connected })
 	if err := d.Compute(t.Context(), testCall(0, 3, false)); err != nil {
 		t.Fatal(err)
 	}
@@ -345,7 +344,7 @@ func TestGoroutinesLevel(t *testing.T) {
 	}
 	a.kill()
 	b.kill()
-	within(t, 5*time.Second, "goroutines end", func() bool { return runtime.NumGoroutine() <= before })
+	within(t, patient, "goroutines end", func() bool { return runtime.NumGoroutine() <= before })
 }
 
 func TestConfigRefusals(t *testing.T) {

@@ -280,11 +280,12 @@ func (p *peer) freeze(on bool) {
 	}
 }
 
-// dispatcher returns a dispatcher with the peers that are started; change may alter its
-// configuration.
+// dispatcher returns a dispatcher with the peers that are started, for which none is late, however
+// loaded the machine is; change may alter its configuration.
 func (w *swarm) dispatcher(change func(*Config)) *Dispatcher {
 	w.t.Helper()
-	cfg := Config{Model: testModel, Dialer: w, Heartbeat: 50 * time.Millisecond, DeadAfter: 2 * time.Second}
+	cfg := Config{Model: testModel, Dialer: w, Heartbeat: 50 * time.Millisecond}
+	cfg.MinDeadline, cfg.MaxDeadline, cfg.DeadAfter, cfg.ProgramWait = patient, patient, patient, patient
 	if change != nil {
 		change(&cfg)
 	}
@@ -300,6 +301,14 @@ func (w *swarm) dispatcher(change func(*Config)) *Dispatcher {
 	}
 	return d
 }
+
+// hasty is for tests in which workers are late or dead.
+func hasty(c *Config) {
+	c.MinDeadline, c.MaxDeadline, c.DeadAfter, c.ProgramWait = 250*time.Millisecond, 10*time.Second, 2*time.Second, 2*time.Second
+}
+
+// patient bounds what must happen, however loaded the machine is.
+const patient = 30 * time.Second
 
 // waitFor waits until all peers of the dispatcher satisfy a condition.
 func waitFor(t *testing.T, d *Dispatcher, what string, ok func(PeerStatus) bool) {

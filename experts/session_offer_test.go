@@ -96,7 +96,7 @@ func TestOffersAreBounded(t *testing.T) {
 		}
 	})
 	w.start("honest", wholeLayer(), nil)
-	d := w.dispatcher(func(c *Config) { calm(c); c.Heartbeat = time.Hour })
+	d := w.dispatcher(func(c *Config) { c.Heartbeat = time.Hour })
 	waitFor(t, d, "connected", connected)
 	stop := callers(t, d, 2)
 	within(t, patient, "as many as are taken", func() bool { return taken.Load() == offersPerBeat })

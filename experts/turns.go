@@ -20,7 +20,7 @@ import (
 // it goes on while bytes arrive, and gives the connection up when none does for stallLimit.
 const (
 	restTick   = 50 * time.Millisecond
-	stallLimit = 250 * time.Millisecond
+	stallLimit = time.Second // a lost packet or two are sent again by then
 	// leadBytes bounds the answer for which a run leads: a large one takes long to arrive,
 	// and within a frame nobody can be interrupted.
 	leadBytes = 256 << 10

@@ -86,7 +86,7 @@ func TestProgramsOfOnePeer(t *testing.T) {
 	compute()
 	keeps := func(n int64) {
 		t.Helper()
-		within(t, time.Second, fmt.Sprintf("%d programs are kept", n), func() bool { return p.kernel.set.Load() == n })
+		within(t, patient, fmt.Sprintf("%d programs are kept", n), func() bool { return p.kernel.set.Load() == n })
 	}
 	keeps(4)
 	one.conn.Close()
@@ -117,15 +117,15 @@ func TestProgramOutlivesSession(t *testing.T) {
 	gate := make(chan struct{})
 	p.kernel.gate.Store(&gate)
 	leaves.send(frameCall, 2, smallCall(make([]int32, inlinePairs+1)...)) // is computed by the combiner
-	within(t, time.Second, "computing", func() bool { return p.kernel.calls.Load() == 1 })
+	within(t, patient, "computing", func() bool { return p.kernel.calls.Load() == 1 })
 	stays.send(frameCall, 2, smallCall(1))
-	within(t, time.Second, "waiting", func() bool { return p.worker.Stats().Waiting == 1 })
+	within(t, patient, "waiting", func() bool { return p.worker.Stats().Waiting == 1 })
 	leaves.conn.Close()
 	time.Sleep(20 * time.Millisecond)
 	p.kernel.gate.Store(nil)
 	close(gate)
 	stays.must(frameReply)
-	within(t, time.Second, "one session", func() bool { return p.worker.Stats().Sessions == 1 })
+	within(t, patient, "one session", func() bool { return p.worker.Stats().Sessions == 1 })
 	if n := p.kernel.set.Load(); n != 1 {
 		t.Errorf("%d programs are kept, want that of the session that stays", n)
 	}
@@ -133,14 +133,14 @@ func TestProgramOutlivesSession(t *testing.T) {
 	alone := make(chan struct{}) // the last session leaves while its call is computed
 	p.kernel.gate.Store(&alone)
 	stays.send(frameCall, 3, smallCall(make([]int32, 4096)...))
-	within(t, time.Second, "computing", func() bool { return p.kernel.calls.Load() == 3 })
+	within(t, patient, "computing", func() bool { return p.kernel.calls.Load() == 3 })
 	stays.conn.Close()
 	time.Sleep(20 * time.Millisecond)
 	if n := p.kernel.set.Load(); n != 1 {
 		t.Errorf("%d programs are kept while one is computed", n)
 	}
 	close(alone)
-	within(t, time.Second, "no session", func() bool { return p.worker.Stats().Sessions == 0 })
+	within(t, patient, "no session", func() bool { return p.worker.Stats().Sessions == 0 })
 	if n := p.kernel.set.Load(); n != 0 {
 		t.Errorf("%d programs are kept for nobody", n)
 	}

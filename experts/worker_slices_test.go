@@ -11,12 +11,6 @@ import (
 	"time"
 )
 
-// patient bounds what must happen, however loaded the machine is.
-const patient = 30 * time.Second
-
-// calm is for tests in which no worker is late, however loaded the machine is.
-func calm(c *Config) { c.MinDeadline, c.MaxDeadline, c.DeadAfter, c.ProgramWait = patient, patient, patient, patient }
-
 func wholeLayer() *ffn { return newFFN(testWidth, testHidden, layerSlice(0, testExperts)) }
 
 // callers has n contexts call until the returned function is called, and checks every row.
@@ -65,7 +59,7 @@ func slicesChange(t *testing.T, noLead bool) {
 	moving := w.start("moving", wholeLayer(), func(c *WorkerConfig) {
 		c.Slices, c.Drain = nil, patient
 	})
-	d := w.dispatcher(func(c *Config) { calm(c); c.NoLead = noLead })
+	d := w.dispatcher(func(c *Config) { c.NoLead = noLead })
 	waitFor(t, d, "connected", connected)
 	stop := callers(t, d, 4)
 	before := moving.kernel.calls.Load()
@@ -230,7 +224,7 @@ func drains(t *testing.T, noLead bool) {
 	w := newSwarm(t)
 	a := w.start("a", wholeLayer(), nil)
 	b := w.start("b", wholeLayer(), nil)
-	d := w.dispatcher(func(c *Config) { calm(c); c.NoLead = noLead })
+	d := w.dispatcher(func(c *Config) { c.NoLead = noLead })
 	waitFor(t, d, "connected", connected)
 	stop := callers(t, d, 3)
 	within(t, patient, "both are used", func() bool { return a.kernel.calls.Load() > 5 && b.kernel.calls.Load() > 5 })
@@ -264,7 +258,7 @@ func drains(t *testing.T, noLead bool) {
 func TestDrainOfTheLast(t *testing.T) {
 	w := newSwarm(t)
 	a := w.start("a", wholeLayer(), nil)
-	d := w.dispatcher(calm)
+	d := w.dispatcher(nil)
 	waitFor(t, d, "connected", connected)
 	stop := callers(t, d, 2)
 	within(t, patient, "used", func() bool { return a.kernel.calls.Load() > 5 })

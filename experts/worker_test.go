@@ -23,7 +23,7 @@ func TestBusy(t *testing.T) {
 	other := client(t, w, "a")
 	go func() { other.send(frameCall, 2, smallCall(1)); close(held) }() // is computed by its reader
 	<-held
-	within(t, time.Second, "computing", func() bool { return p.kernel.calls.Load() > first })
+	within(t, patient, "computing", func() bool { return p.kernel.calls.Load() > first })
 	for id := uint64(10); id < 13; id++ {
 		s.send(frameCall, id, smallCall(2))
 	}
@@ -37,7 +37,7 @@ func TestBusy(t *testing.T) {
 	done := make(chan error)
 	call := testCall(0, 1, false)
 	p.kernel.delay.Store(int64(time.Millisecond))
-	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), patient)
 	defer cancel()
 	go func() {
 		time.Sleep(30 * time.Millisecond)
@@ -66,7 +66,7 @@ func TestCancelledAndExpired(t *testing.T) {
 	busy, s := client(t, w, "a"), client(t, w, "a")
 	p.kernel.gate.Store(&gate)
 	busy.send(frameCall, 2, smallCall(1))
-	within(t, time.Second, "computing", func() bool { return p.kernel.calls.Load() == 1 })
+	within(t, patient, "computing", func() bool { return p.kernel.calls.Load() == 1 })
 	late := smallCall(3)
 	binary.LittleEndian.PutUint32(late[8:], 1)
 	s.send(frameCall, 2, late)
@@ -93,7 +93,7 @@ func TestCancelledAndExpired(t *testing.T) {
 // TestWorkerClose answers what it has, and sends the dispatcher elsewhere without an error.
 func TestWorkerClose(t *testing.T) {
 	w := newSwarm(t)
-	a := w.start("a", newFFN(testWidth, testHidden, layerSlice(0, testExperts)), nil)
+	a := w.start("a", newFFN(testWidth, testHidden, layerSlice(0, testExperts)), func(c *WorkerConfig) { c.Drain = patient })
 	w.start("b", newFFN(testWidth, testHidden, layerSlice(0, testExperts)), nil)
 	d := w.dispatcher(nil)
 	waitFor(t, d, "connected", connected)
@@ -119,7 +119,7 @@ func TestWorkerClose(t *testing.T) {
 	began := time.Now()
 	a.listen.Close()
 	a.worker.Close()
-	if took := time.Since(began); took > 400*time.Millisecond {
+	if took := time.Since(began); took > patient/2 {
 		t.Errorf("Close took %v, the dispatcher did not leave by itself", took)
 	}
 	time.Sleep(50 * time.Millisecond)
@@ -151,7 +151,7 @@ func TestSessionsOfOnePeer(t *testing.T) {
 	}
 	client(t, w, "a") // another peer is served
 	first.conn.Close()
-	within(t, time.Second, "a place is free", func() bool { return p.worker.Stats().Sessions == 2 })
+	within(t, patient, "a place is free", func() bool { return p.worker.Stats().Sessions == 2 })
 	third := open()
 	third.must(frameOffer)
 	second.conn.Close()
