@@ -15,6 +15,11 @@
 // opened from then on go there, and the relayed connection is closed when its last stream
 // is. [Host.Report] says in words how far all that went.
 //
+// Who may come in. A [Genesis] is the network: its id, made of everything that all must
+// agree on, and who is admitted. The hello shows the ticket that the network's authority
+// signed; from it follow the [Rights] that this node grants the peer, for as long as the
+// ticket is good. What was revoked reaches every node from any: see [Host.Revoke].
+//
 // Invariants:
 //   - Nothing but the hello works before both sides passed it: streams and lanes of a
 //     peer that did not are refused, and so is opening one to it. That holds for the DHT,
