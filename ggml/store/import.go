@@ -181,8 +181,8 @@ func hashFile(ctx context.Context, src source, progress func(done int64)) (tree 
 		return nil, root, err
 	}
 	defer f.Close()
-	if src.Size < 1 || src.Size > MaxFileBytes {
-		return nil, root, fmt.Errorf("%d bytes, a file has 1 to %d", src.Size, int64(MaxFileBytes))
+	if src.Size < 1 || src.Size > MaxModelBytes {
+		return nil, root, fmt.Errorf("%d bytes, a file has 1 to %d", src.Size, int64(MaxModelBytes))
 	}
 	leaves := make([]words, groupCount(src.Size))
 	all := func(i int) int { return i }
@@ -206,18 +206,19 @@ func eachGroup(ctx context.Context, r io.ReaderAt, size int64, n int, group func
 	do func(i int, p []byte), progress func(done int64)) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	var next, done int64
+	var next atomic.Int64
 	var mu sync.Mutex // guards done and progress
+	done := int64(0)
 	var wg sync.WaitGroup
 	for range min(runtime.GOMAXPROCS(0), maxHashers, n) {
 		wg.Go(func() {
 			buf := make([]byte, Group)
 			for ctx.Err() == nil {
-				at := atomic.AddInt64(&next, 1) - 1
-				if at >= int64(n) {
+				at := int(next.Add(1)) - 1
+				if at >= n {
 					return
 				}
-				i := group(int(at))
+				i := group(at)
 				off := int64(i) * Group
 				p := buf[:min(Group, size-off)]
 				if k, err := r.ReadAt(p, off); k < len(p) {

@@ -16,7 +16,7 @@ import (
 // Limits of a model, checked before anything is made for it.
 const (
 	MaxFiles         = 4096
-	MaxFileBytes     = 1 << 44 // 16 TiB, of which the tree is 4 GiB
+	MaxModelBytes    = 1 << 42 // 4 TiB, of which the trees are 1 GiB
 	maxNameBytes     = 255
 	maxPathBytes     = 4096
 	maxManifestBytes = 16 << 20
@@ -95,10 +95,12 @@ func checkSums(id gguf.ModelID, files []gguf.FileSum) error {
 	if len(files) < 1 || len(files) > MaxFiles {
 		return fmt.Errorf("%d files, a model has 1 to %d", len(files), MaxFiles)
 	}
+	left := int64(MaxModelBytes)
 	for i, f := range files {
-		if f.Size < 1 || f.Size > MaxFileBytes {
-			return fmt.Errorf("file %d: %d bytes, a file has 1 to %d", i+1, f.Size, int64(MaxFileBytes))
+		if f.Size < 1 || f.Size > left {
+			return fmt.Errorf("file %d: %d bytes, a file has at least 1 and a model at most %d", i+1, f.Size, int64(MaxModelBytes))
 		}
+		left -= f.Size
 		if f.Name == "" || len(f.Name) > maxNameBytes || strings.ContainsAny(f.Name, `/\`) ||
 			strings.ContainsFunc(f.Name, func(r rune) bool { return r == unicode.ReplacementChar || !unicode.IsPrint(r) }) {
 			return fmt.Errorf("file %d: the name %.300q is not a printable file name of at most %d bytes", i+1, f.Name, maxNameBytes)
