@@ -109,6 +109,7 @@ func badSources(m *model) map[string]struct {
 		})), FaultProtocol},
 		"unknown frame": {tamper(piecesFrom(4, func(b []byte) []byte { b[4] = 77; return b })), FaultProtocol},
 		"no hello":      {reply(frameManifest, func([]byte) []byte { return nil }), 0},
+		"no list":       {reply(frameHeld, func([]byte) []byte { return nil }), FaultStalled},
 		"no answer":     {tamper(piecesFrom(4, func([]byte) []byte { return nil })), FaultStalled},
 		"trickles":      {honest("bad", ServerConfig{Library: m, Rate: 1 << 10}), FaultSlow},
 		"does not read": {&pipeSource{id: "bad", serve: func(_ context.Context, c *pipeConn) {

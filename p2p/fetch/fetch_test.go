@@ -289,6 +289,23 @@ func TestResume(t *testing.T) {
 	})
 }
 
+// The whole groups of a range that breaks off are kept.
+func TestBrokenOff(t *testing.T) {
+	m := makeModel(1, 8*mib)
+	synctest.Test(t, func(t *testing.T) {
+		sink := newJudge(t, m)
+		src := closing(m, 5) // within the second MiB asked for, or the first
+		err := NewClient(ClientConfig{}).Fetch(t.Context(), Request{Model: m.id, Sink: sink, Sources: these(src)})
+		var none *NoSourceError
+		if !errors.As(err, &none) || none.Missing != 8*mib-sink.bytes() {
+			t.Fatal(err)
+		}
+		if got := sink.bytes(); got == 0 || got%mib == 0 {
+			t.Errorf("%d bytes held, want some groups of a range", got)
+		}
+	})
+}
+
 // A fault of this machine ends the fetch with that error, and blames nobody.
 func TestLocalFault(t *testing.T) {
 	m := makeModel(1, 8*mib)

@@ -1,6 +1,7 @@
 package fetch
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -272,6 +273,11 @@ func TestServerDeadlines(t *testing.T) {
 		{"no hello", func(v *visit) {}, "", 10 * time.Second},
 		{"half a hello", func(v *visit) { v.send(frame(frameWant, 0, 0, encodeWant(m.id))[:20]) }, "", 10 * time.Second},
 		{"no request", func(v *visit) { v.begin(m) }, "", 2 * time.Minute},
+		{"no second request", func(v *visit) {
+			v.begin(m)
+			v.send(askFrame(frameAskHeld, 1, ask{}))
+			v.want(frameHeld, 1)
+		}, "", 2 * time.Minute},
 		{"half a request", func(v *visit) {
 			v.begin(m)
 			v.send(askFrame(frameAskHeld, 1, ask{})[:20])
@@ -297,6 +303,28 @@ func TestServerDeadlines(t *testing.T) {
 					t.Errorf("ended with %v, %+v", v.err, srv.Stats())
 				}
 			})
+		})
+	}
+}
+
+// Pieces grow to what the connection is for.
+func TestServerPieces(t *testing.T) {
+	m := makeModel(1, MaxRange)
+	for lane, most := range map[bool]int{true: maxPiece, false: maxSharedPiece} {
+		synctest.Test(t, func(t *testing.T) {
+			v := visitAs(t, NewServer(ServerConfig{Library: m}), "a", lane)
+			v.begin(m)
+			v.send(askFrame(frameAskData, 1, ask{0, MaxRange, 0}))
+			var data []byte
+			longest := 0
+			for len(data) < MaxRange {
+				piece := v.want(framePiece, 1)
+				data, longest = append(data, piece...), max(longest, len(piece))
+			}
+			if longest != most || !bytes.Equal(data, m.data[0]) {
+				t.Errorf("lane %v: pieces of up to %d bytes, want %d", lane, longest, most)
+			}
+			v.end()
 		})
 	}
 }
@@ -435,37 +463,6 @@ func TestServerRate(t *testing.T) {
 			})
 		})
 	}
-}
-
-// What is left while the node is busy is a share of what was measured before.
-func TestPaceMeasured(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var busy atomic.Bool
-		p := newPacer(0, busy.Load)
-		send := func(span time.Duration, pause time.Duration) (perSecond float64) {
-			start, sent := time.Now(), 0
-			for time.Since(start) < span {
-				n, err := p.take(t.Context(), mib)
-				if err != nil {
-					t.Fatal(err)
-				}
-				sent += n
-				time.Sleep(pause)
-			}
-			return float64(sent) / time.Since(start).Seconds()
-		}
-		send(30*time.Second, 10*time.Millisecond) // 100 MiB/s
-		busy.Store(true)
-		if got := send(10*time.Second, 0); got < 12*mib || got > 13*mib {
-			t.Errorf("%.0f bytes/s while busy, want an eighth of 100 MiB", got)
-		}
-		busy.Store(false)
-		send(60*time.Second, 100*time.Millisecond) // 10 MiB/s
-		busy.Store(true)
-		if got := send(10*time.Second, 0); got < 1.2*mib || got > 1.3*mib {
-			t.Errorf("%.0f bytes/s while busy, want an eighth of 10 MiB", got)
-		}
-	})
 }
 
 func TestNoLibrary(t *testing.T) {
