@@ -95,12 +95,13 @@ type gossip struct {
 	ready bus.Emitter // tells gossipsub of ready peers
 	own   bus.Bus     // events for gossipsub only
 
-	rpcs    *paces            // messages of gossipsub, by sender
-	useless *paces            // envelopes that were no news, by sender
-	pulls   *paces            // snapshots, by who asks
-	pulling chan struct{}     // a token for each own pull under way
-	pulled  atomic.Uint64     // own pulls that were answered
-	stays   map[peer.ID]*stay // whom the watcher knows; only used by it
+	rpcs        *paces // messages of gossipsub, by sender
+	useless     *paces // envelopes that were no news, by sender
+	pulls       *paces // snapshots, by who asks
+	pullTimeout time.Duration
+	pulling     chan struct{}     // a token for each own pull under way
+	pulled      atomic.Uint64     // own pulls that were answered
+	stays       map[peer.ID]*stay // whom the watcher knows; only used by it
 
 	mu      sync.Mutex // guards what follows
 	ps      *pubsub.PubSub
@@ -112,7 +113,7 @@ type gossip struct {
 
 func newGossip(h *Host) *gossip {
 	g := &gossip{
-		h: h, own: eventbus.NewBus(), pulling: make(chan struct{}, pullsAtOnce),
+		h: h, own: eventbus.NewBus(), pullTimeout: pullTimeout, pulling: make(chan struct{}, pullsAtOnce),
 		rpcs:    newPaces(500, 5000),
 		useless: newPaces(50, 1000),
 		pulls:   newPaces(rate.Every(5*time.Second), 2*maxTopics),

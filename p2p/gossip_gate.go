@@ -195,7 +195,7 @@ func (g *gossip) PeerReady(p *Peer) {
 	g.meet(p.ID)
 	if g.stays[p.ID] != p.stay {
 		g.stays[p.ID] = p.stay
-		g.pullSoon(p.ID)
+		g.pullTwice(p)
 	}
 }
 

@@ -6,7 +6,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"io"
 	"math/rand/v2"
 	"os"
 	"time"
@@ -39,6 +38,7 @@ const (
 
 	pullTimeout = 20 * time.Second // for all of one pull, of either side
 	pullsAtOnce = 4                // own
+	settlePulls = 3 * time.Second  // from the first of a peer to the second
 	firstPulls  = 15 * time.Second // pause until one was answered
 	laterPulls  = 5 * time.Minute
 )
@@ -83,35 +83,56 @@ func (g *gossip) pullSoon(id peer.ID) {
 	if err != nil {
 		return
 	}
-	select {
-	case g.pulling <- struct{}{}:
-	default:
-		leave()
+	go func() {
+		defer leave()
+		g.pullAll(id)
+	}()
+}
+
+// pullTwice pulls from a peer that became ready, and again when gossip has settled: what
+// is published in between gets lost, as neither side knows yet what the other has joined.
+func (g *gossip) pullTwice(p *Peer) {
+	leave, err := g.h.enter()
+	if err != nil {
 		return
 	}
 	go func() {
 		defer leave()
-		defer func() { <-g.pulling }()
-		for _, t := range g.joined() {
-			if err := g.pull(t, id); err != nil {
-				g.h.cfg.Logger.Debug("pull of gossip failed", "peer", id, "topic", t.cfg.Name, "err", err)
-				return
-			}
-			g.pulled.Add(1)
+		g.pullAll(p.ID)
+		select {
+		case <-time.After(settlePulls):
+			g.pullAll(p.ID)
+		case <-p.Done():
 		}
 	}()
 }
 
+func (g *gossip) pullAll(id peer.ID) {
+	select {
+	case g.pulling <- struct{}{}:
+	default:
+		return
+	}
+	defer func() { <-g.pulling }()
+	for _, t := range g.joined() {
+		if err := g.pull(t, id); err != nil {
+			g.h.cfg.Logger.Debug("pull of gossip failed", "peer", id, "topic", t.cfg.Name, "err", err)
+			return
+		}
+		g.pulled.Add(1)
+	}
+}
+
 // pull asks a peer for what it knows of a topic.
 func (g *gossip) pull(t *Topic, id peer.ID) error {
-	ctx, cancel := context.WithTimeout(context.Background(), pullTimeout)
+	ctx, cancel := context.WithTimeout(context.Background(), g.pullTimeout)
 	defer cancel()
 	c, err := g.h.OpenStream(ctx, id, pullProtocol)
 	if err != nil {
 		return err
 	}
 	defer c.Close()
-	if err := c.SetDeadline(time.Now().Add(pullTimeout)); err != nil {
+	if err := c.SetDeadline(time.Now().Add(g.pullTimeout)); err != nil {
 		return err
 	}
 	if err := NewFrameWriter(c, maxPullWant).Write(Frame{Type: pullWant, Payload: t.have()}); err != nil {
@@ -197,12 +218,13 @@ func (g *gossip) answerPull(p *Peer, c Conn) {
 		if errors.Is(err, errMalformedPull) || errors.Is(err, ErrFrame) || errors.Is(err, ErrFrameTooLarge) {
 			g.count("malformed")
 			g.h.Blame(p.ID, Malformed, "asked for gossip: "+err.Error())
+			c.(member).drop() // it may still be writing
 		}
 	}
 }
 
 func (g *gossip) sendPull(c Conn) error {
-	if err := c.SetDeadline(time.Now().Add(pullTimeout)); err != nil {
+	if err := c.SetDeadline(time.Now().Add(g.pullTimeout)); err != nil {
 		return err
 	}
 	f, err := NewFrameReader(c, maxPullWant).Next()
@@ -224,15 +246,7 @@ func (g *gossip) sendPull(c Conn) error {
 			}
 		}
 	}
-	if err := w.Write(Frame{Type: pullEnd}); err != nil {
-		return err
-	}
-	// The asker closes when it has read the end.
-	_, err = c.Read(make([]byte, 1))
-	if err == io.EOF {
-		err = nil
-	}
-	return err
+	return w.Write(Frame{Type: pullEnd})
 }
 
 // newerThan picks the sealed envelopes that somebody who has these sequence numbers lacks.
