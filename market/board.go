@@ -45,18 +45,17 @@ func (t *Table) board(id gguf.ModelID, without string, now time.Time) *board {
 	for i := range b.fixed {
 		b.fixed[i] = y.serving[i] + y.loading[i]
 	}
-	for _, x := range t.authors {
-		m := x.model(id)
-		if m == nil || !m.Shape.Equal(y.shape) {
-			continue
-		}
-		for _, h := range m.Holdings {
-			state := x.stateOf(h)
-			switch {
-			case x.id == without:
-				b.remove(h.Slice, state)
-			case state == Claimed:
+	for x, holdings := range y.claims {
+		for _, h := range holdings {
+			if x.id != without && x.stateOf(h) == Claimed {
 				b.bids = append(b.bids, bid{x.hash, h.Slice})
+			}
+		}
+	}
+	if x := t.authors[without]; x != nil {
+		if m := x.model(id); m != nil && m.Shape.Equal(y.shape) {
+			for _, h := range m.Holdings {
+				b.remove(h.Slice, x.stateOf(h))
 			}
 		}
 	}

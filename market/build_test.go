@@ -71,3 +71,6 @@ func coverage(t testing.TB, x *Table, id gguf.ModelID, now time.Time) Coverage {
 	}
 	return c
 }
+
+// sized has experts of one size.
+func sized(bytes int64) Sizes { return func(gguf.ModelID, int) int64 { return bytes } }

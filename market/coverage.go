@@ -85,7 +85,8 @@ type tally struct {
 	sources   int
 	backbones int
 	demand    map[*author][]LayerDemand
-	target    []uint16 // nil: to be computed from demand
+	claims    map[*author][]Holding // of authors that have claimed something
+	target    []uint16              // nil: to be computed from demand
 }
 
 // tallyLocked returns the counts of a model, nil if nobody announces it.
@@ -98,7 +99,8 @@ func (t *Table) tallyLocked(id gguf.ModelID) *tally {
 		}
 		n := shape.Layers * shape.Experts
 		y = &tally{policy: &t.policy, id: id, shape: shape, trusted: trusted, serving: make([]uint16, n),
-			claimed: make([]uint16, n), loading: make([]uint16, n), demand: map[*author][]LayerDemand{}}
+			claimed: make([]uint16, n), loading: make([]uint16, n), demand: map[*author][]LayerDemand{},
+			claims: map[*author][]Holding{}}
 		for _, x := range t.authors {
 			if m := x.model(id); m != nil {
 				y.add(x, m, 1)
@@ -150,6 +152,11 @@ func (y *tally) add(x *author, m *ModelNews, sign int) {
 		switch x.stateOf(h) {
 		case Claimed:
 			counts = y.claimed
+			if sign > 0 {
+				y.claims[x] = m.Holdings
+			} else {
+				delete(y.claims, x)
+			}
 		case Loading:
 			counts = y.loading
 		case Serving:

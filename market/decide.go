@@ -59,11 +59,19 @@ type Volunteer struct {
 	urge     time.Time // since when a move looks worth it; zero: it does not
 	moves    int       // begun so far
 	drawn    uint64    // jitters so far
+	rest     rest
 }
 
 type failure struct {
 	pause time.Duration
 	until time.Time
+}
+
+// rest is when a decision need not be made again: nothing has changed since the last.
+type rest struct {
+	version uint64
+	budget  Budget
+	until   time.Time // zero: it must be made
 }
 
 // idle is how often a volunteer with nothing to do looks again.
@@ -88,18 +96,25 @@ func (v *Volunteer) jitter(d time.Duration) time.Duration {
 
 // Decide looks at what others hold and says what to do.
 func (v *Volunteer) Decide(t *Table, b Budget, now time.Time) Decision {
-	r := round{v: v, t: t, budget: b, now: now, next: now.Add(idle), boards: map[gguf.ModelID]*board{}}
-	r.shrink()
-	r.settleClaims()
-	r.settleLeaving()
-	r.enrol()
-	r.move()
+	r := round{v: v, t: t, budget: b, now: now, next: now.Add(patience), boards: map[gguf.ModelID]*board{}}
+	if version := t.Version(now); v.rest.version == version && v.rest.budget == b && now.Before(v.rest.until) {
+		r.next = v.rest.until
+	} else {
+		v.rest = rest{version: version, budget: b}
+		r.shrink()
+		r.settleClaims()
+		r.settleLeaving()
+		r.enrol()
+		r.move()
+		v.rest.until = r.next
+	}
 	for _, h := range v.own {
 		if h.dropped {
 			r.out.Drop = append(r.out.Drop, h.part())
 		}
 	}
 	r.out.Announce = v.changed
+	r.wake(now.Add(idle))
 	r.out.Next = r.next
 	return r.out
 }

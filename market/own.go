@@ -73,7 +73,7 @@ func (v *Volunteer) Restore(p Part, complete bool, now time.Time) error {
 		}
 		v.own = append(v.own, h)
 	}
-	v.changed = true
+	v.changed, v.rest = true, rest{}
 	return nil
 }
 
@@ -83,7 +83,7 @@ func (v *Volunteer) Done(p Part, now time.Time) {
 		if h.within(p) && h.state == Loading && !h.dropped {
 			h.become(Serving, now)
 			delete(v.failures, p.Model)
-			v.changed = true
+			v.changed, v.rest = true, rest{}
 		}
 	}
 }
@@ -105,12 +105,13 @@ func (v *Volunteer) Failed(p Part, now time.Time) {
 	f.pause = min(max(2*f.pause, backoffMin), backoffMax)
 	f.until = now.Add(v.jitter(f.pause))
 	v.failures[p.Model] = f
-	v.changed = true
+	v.changed, v.rest = true, rest{}
 }
 
 // Dropped tells that a part of Decision.Drop is deleted. Until then its bytes count.
 func (v *Volunteer) Dropped(p Part) {
 	v.own = slices.DeleteFunc(v.own, func(h *held) bool { return h.dropped && h.within(p) })
+	v.rest = rest{}
 }
 
 // Holdings returns what to announce, as few slices as possible.
@@ -165,7 +166,7 @@ func (v *Volunteer) Announced(now time.Time) {
 	v.changed = false
 	for _, h := range v.own {
 		if h.told.IsZero() {
-			h.told = now
+			h.told, v.rest = now, rest{}
 		}
 	}
 }

@@ -22,10 +22,13 @@ func Validity(peers int) time.Duration { return 3 * AnnounceEvery(peers) }
 
 // Pace says when to announce: at once when something changed, but at least 2 s apart and at most
 // 8 times a minute or period, the longer, for changes; else every AnnounceEvery, of which each
-// node leaves out up to a tenth so that they do not announce together. The zero value is ready.
+// node leaves out up to a tenth so that they do not announce together. A swarm that grows
+// meanwhile does not make it late: what was announced last is renewed while it is valid. The zero
+// value is ready.
 type Pace struct {
-	sent [hurryMost]time.Time // a ring of the latest
-	n    int
+	sent   [hurryMost]time.Time // a ring of the latest
+	n      int
+	period time.Duration // that the validity of the latest was made for
 }
 
 // Next returns when the next announcement is due.
@@ -34,7 +37,7 @@ func (p *Pace) Next(id string, peers int, changed bool) time.Time {
 		return time.Time{}
 	}
 	last := p.sent[(p.n-1)%hurryMost]
-	period := AnnounceEvery(peers)
+	period := min(AnnounceEvery(peers), p.period)
 	rest := last.Add(period - time.Duration(mix(hash(id), uint64(p.n))%uint64(period/10)))
 	if !changed {
 		return rest
@@ -51,8 +54,9 @@ func (p *Pace) Next(id string, peers int, changed bool) time.Time {
 	return soon
 }
 
-// Sent tells that an announcement was published.
-func (p *Pace) Sent(now time.Time) {
+// Sent tells that an announcement was published, valid for Validity(peers).
+func (p *Pace) Sent(now time.Time, peers int) {
+	p.period = AnnounceEvery(peers)
 	p.sent[p.n%hurryMost] = now
 	p.n++
 }

@@ -35,6 +35,8 @@ type Table struct {
 	tallies map[gguf.ModelID]*tally
 	known   map[gguf.ModelID]Shape // from verified headers
 	next    time.Time              // the first instant at which some author's next is due
+	version uint64                 // grows with every change of what is counted
+	peers   int                    // authors that are present and not away
 	arrived uint64                 // records of authors that were not there before
 }
 
@@ -50,7 +52,8 @@ type author struct {
 	arrival  uint64 // order in which authors came
 	lost     bool
 	news     *Announcement
-	counted  time.Time // instant as of which the tallies count it; zero: they do not
+	present  bool      // what it says counts
+	counted  time.Time // instant as of which it counts
 	next     time.Time // instant at which what is counted of it changes
 	stalled  time.Time // since when it claims and nothing new of it serves; zero: it does not
 	progress int       // cells that serve
@@ -75,6 +78,7 @@ func (t *Table) SetShape(id gguf.ModelID, s Shape) error {
 	defer t.mu.Unlock()
 	t.known[id] = s
 	delete(t.tallies, id)
+	t.version++
 	return nil
 }
 
@@ -134,15 +138,32 @@ func (t *Table) update(r Record, a *Announcement, now time.Time) (newer bool, er
 	} else if r.Seq <= x.seq {
 		return false, nil
 	}
-	t.uncountLocked(x)
-	x.seq, x.issued, x.expires, x.lost, x.news = r.Seq, r.Issued, expires, false, a
 	if expires.After(x.forget) {
 		x.forget = expires
 	}
+	if x.present && x.next.Equal(x.expires) && a.same(x.news) {
+		x.seq, x.issued, x.expires, x.next, x.news = r.Seq, r.Issued, expires, expires, a
+		t.dueLocked(expires)
+		return true, nil
+	}
+	t.uncountLocked(x)
+	x.seq, x.issued, x.expires, x.lost, x.news = r.Seq, r.Issued, expires, false, a
 	x.noteProgress(now)
 	t.dropDisputedLocked(a)
 	t.countLocked(x, now)
 	return true, nil
+}
+
+// same reports whether both count alike, whatever else they say. Claims never do: their leases
+// were extended.
+func (a *Announcement) same(b *Announcement) bool {
+	return a.Away == b.Away && slices.EqualFunc(a.Models, b.Models, func(x, y ModelNews) bool {
+		return x.ID == y.ID && x.Full == y.Full && x.Backbone == y.Backbone && x.Shape.Equal(y.Shape) &&
+			slices.EqualFunc(x.Holdings, y.Holdings, func(h, o Holding) bool { return h == o && h.Lease == 0 }) &&
+			slices.EqualFunc(x.Demand, y.Demand, func(d, e LayerDemand) bool {
+				return d.Layer == e.Layer && d.Pairs == e.Pairs && slices.Equal(d.Hot, e.Hot)
+			})
+	})
 }
 
 // noteProgress starts or ends the time for which the author only claims.
@@ -191,17 +212,16 @@ func (t *Table) Peers(now time.Time) int {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.sweepLocked(now)
-	n := 0
-	for _, x := range t.authors {
-		if x.present() && !x.news.Away {
-			n++
-		}
-	}
-	return n
+	return t.peers
 }
 
-// present reports whether what the author says counts.
-func (x *author) present() bool { return !x.counted.IsZero() }
+// Version returns a number that grows whenever what is counted changes.
+func (t *Table) Version(now time.Time) uint64 {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.sweepLocked(now)
+	return t.version
+}
 
 // sweepLocked brings what leases and validities took from authors up to date.
 func (t *Table) sweepLocked(now time.Time) {
@@ -215,12 +235,12 @@ func (t *Table) sweepLocked(now time.Time) {
 			delete(t.authors, id)
 			continue
 		}
-		if x.present() && !now.Before(x.next) {
+		if x.present && !now.Before(x.next) {
 			t.uncountLocked(x)
 			t.countLocked(x, now)
 		}
 		t.dueLocked(x.forget)
-		if x.present() {
+		if x.present {
 			t.dueLocked(x.next)
 		}
 	}
@@ -237,8 +257,8 @@ func (t *Table) countLocked(x *author, now time.Time) {
 	if x.lost || !now.Before(x.expires) {
 		return
 	}
-	x.counted = now
-	x.next = x.expires
+	x.present, x.counted, x.next = true, now, x.expires
+	t.noteLocked(x, 1)
 	for i := range x.news.Models {
 		m := &x.news.Models[i]
 		for _, h := range m.Holdings {
@@ -256,7 +276,7 @@ func (t *Table) countLocked(x *author, now time.Time) {
 
 // uncountLocked takes out what countLocked added.
 func (t *Table) uncountLocked(x *author) {
-	if !x.present() {
+	if !x.present {
 		return
 	}
 	for i := range x.news.Models {
@@ -267,7 +287,16 @@ func (t *Table) uncountLocked(x *author) {
 			}
 		}
 	}
-	x.counted = time.Time{}
+	x.present = false
+	t.noteLocked(x, -1)
+}
+
+// noteLocked notes that an author came, sign 1, or went.
+func (t *Table) noteLocked(x *author, sign int) {
+	t.version++
+	if !x.news.Away {
+		t.peers += sign
+	}
 }
 
 // leaseEnd is the instant from which a holding does not count, if its record is still valid then.
@@ -328,7 +357,7 @@ func (t *Table) modelsLocked() []gguf.ModelID {
 	seen := map[gguf.ModelID]bool{}
 	var list []gguf.ModelID
 	for _, x := range t.authors {
-		if !x.present() {
+		if !x.present {
 			continue
 		}
 		for i := range x.news.Models {
@@ -346,7 +375,7 @@ func compareIDs(a, b gguf.ModelID) int { return slices.Compare(a[:], b[:]) }
 
 // model returns what a present author says of a model, or nil.
 func (x *author) model(id gguf.ModelID) *ModelNews {
-	if !x.present() {
+	if !x.present {
 		return nil
 	}
 	for i := range x.news.Models {
