@@ -4,10 +4,13 @@ import (
 	"context"
 	"errors"
 	"math/rand/v2"
+	"slices"
+	"strings"
 	"sync"
 	"time"
 
 	"github.com/libp2p/go-libp2p/core/peer"
+	ma "github.com/multiformats/go-multiaddr"
 )
 
 const (
@@ -21,6 +24,7 @@ const (
 	meetTick      = 250 * time.Millisecond
 	maxMeeting    = 8 // hellos at a time
 	maxCandidates = 1024
+	maxUnmet      = 32 // in a report
 
 	// The DHT is asked for members after firstLookup, then after twice that and so on.
 	firstLookup   = time.Second
@@ -36,6 +40,7 @@ type candidate struct {
 	pause time.Duration
 	fails int
 	busy  bool
+	err   error // of the latest attempt
 }
 
 // meeter connects to peers that it is told of, in whatever way they were found, and again
@@ -52,23 +57,34 @@ type meeter struct {
 
 func newMeeter(h *Host) *meeter { return &meeter{h: h, known: make(map[peer.ID]*candidate)} }
 
-// add is told of a peer. Addresses heard anew replace those that did not work.
-func (m *meeter) add(ai peer.AddrInfo) {
+// add is told of a peer. Addresses heard anew replace those that did not work, and are
+// tried at once.
+func (m *meeter) add(ai peer.AddrInfo) { m.addAt(ai, time.Time{}) }
+
+// addAt is add for a peer that is not to be met before next.
+func (m *meeter) addAt(ai peer.AddrInfo, next time.Time) {
 	if ai.ID == m.h.ID() || len(ai.Addrs) == 0 {
 		return
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if c := m.known[ai.ID]; c != nil {
-		if !c.busy {
-			c.info = ai
+		if !c.busy && !sameAddrs(c.info.Addrs, ai.Addrs) {
+			c.info, c.next, c.pause = ai, time.Time{}, firstMeet
 		}
 		return
 	}
 	if len(m.known) >= maxCandidates && !m.evictLocked() {
 		return
 	}
-	m.known[ai.ID] = &candidate{info: ai, pause: firstMeet}
+	m.known[ai.ID] = &candidate{info: ai, next: next, pause: firstMeet}
+}
+
+func sameAddrs(a, b []ma.Multiaddr) bool {
+	lacks := func(list []ma.Multiaddr) func(ma.Multiaddr) bool {
+		return func(x ma.Multiaddr) bool { return !slices.ContainsFunc(list, x.Equal) }
+	}
+	return !slices.ContainsFunc(a, lacks(b)) && !slices.ContainsFunc(b, lacks(a))
 }
 
 // evictLocked forgets the candidate that failed most.
@@ -94,11 +110,12 @@ func (m *meeter) PeerReady(*Peer) {
 	}
 }
 
-// PeerLost has a lost peer met again.
+// PeerLost has a lost peer met again, a moment later: the other side does the same.
 func (m *meeter) PeerLost(p *Peer) {
 	m.alone = len(m.h.peers.list()) == 0
 	if node, err := m.h.up(); err == nil {
-		m.add(peer.AddrInfo{ID: p.ID, Addrs: addrsOf(node, p.ID, maxRememberedAddrs)})
+		again := time.Now().Add(jitter(firstMeet, rand.Float64()))
+		m.addAt(peer.AddrInfo{ID: p.ID, Addrs: addrsOf(node, p.ID, maxRememberedAddrs)}, again)
 	}
 }
 
@@ -150,6 +167,7 @@ func (m *meeter) meet(ctx context.Context, c *candidate) {
 		return
 	}
 	c.fails++
+	c.err = err
 	if c.fails >= meetFails {
 		delete(m.known, c.info.ID)
 	}
@@ -161,6 +179,29 @@ func (m *meeter) meet(ctx context.Context, c *candidate) {
 	}
 	c.next = time.Now().Add(jitter(pause, rand.Float64()))
 	m.h.cfg.Logger.Debug("did not meet a peer", "peer", c.info.ID, "addrs", c.info.Addrs, "err", err)
+}
+
+// unmet lists the peers that were found and not met yet, with the reasons.
+func (m *meeter) unmet() []KeptPeer {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	var out []KeptPeer
+	for id, c := range m.known {
+		if c.err == nil || m.h.peers.get(id) != nil || len(out) == maxUnmet {
+			continue
+		}
+		k := KeptPeer{ID: id, State: Unreachable, Err: c.err.Error()}
+		var refused *RefusedError
+		if errors.As(c.err, &refused) {
+			k.State = Refused
+		}
+		for _, a := range c.info.Addrs {
+			k.Addrs = append(k.Addrs, a.String())
+		}
+		out = append(out, k)
+	}
+	slices.SortFunc(out, func(a, b KeptPeer) int { return strings.Compare(string(a.ID), string(b.ID)) })
+	return out
 }
 
 // lookup asks the DHT for members: often at first, and again when all peers were lost.

@@ -312,6 +312,36 @@ func FuzzParseMDNS(f *testing.F) {
 	})
 }
 
+// Of a peer that was found and does not fit, the report says why.
+func TestReportOfUnmetPeers(t *testing.T) {
+	network := ownNetwork()
+	b := startHost(t, func(c *Config) { c.Network, c.Pack = network, "other/1" })
+	a := startHost(t, func(c *Config) { c.Network, c.DHT = network, true })
+	a.meeter.add(infoOf(t, b))
+	eventually(t, "the report names the pack", func() bool {
+		u := a.Report().Unmet
+		return len(u) == 1 && u[0].ID == b.ID() && u[0].State == Refused && strings.Contains(u[0].Err, "runtime pack")
+	})
+	a.meeter.mu.Lock()
+	c := a.meeter.known[b.ID()]
+	waits := c.next.After(time.Now())
+	a.meeter.mu.Unlock()
+	if !waits {
+		t.Error("a peer that refused is asked again at once")
+	}
+	m := newMeeter(a)
+	m.add(infoOf(t, b))
+	m.known[b.ID()].next = time.Now().Add(time.Hour)
+	m.add(infoOf(t, b))
+	if len(m.due(time.Now(), 0)) != 0 {
+		t.Error("the same addresses are tried again before their time")
+	}
+	m.add(peer.AddrInfo{ID: b.ID(), Addrs: []ma.Multiaddr{ma.StringCast("/ip4/127.0.0.1/tcp/1")}})
+	if len(m.due(time.Now(), 0)) != 1 {
+		t.Error("another address is not tried at once")
+	}
+}
+
 // For peers that do not answer the pauses grow; who is ready, or cannot be met, is
 // forgotten; and not more are met than are wanted.
 func TestMeeter(t *testing.T) {

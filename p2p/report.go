@@ -32,18 +32,19 @@ type Report struct {
 	RelayedPeers int
 	Bootstrap    []KeptPeer
 	Relays       []KeptPeer    // configured ones, and those in use
+	Unmet        []KeptPeer    // peers that were found and not met, at most 32
 	Serving      *RelayTraffic // nil: this node is no relay
 	Advice       []string      // what to do about it, most urgent first
 }
 
-// KeptPeer is a node that helps to find or to reach others.
+// KeptPeer is how it stands with a node to which this one connects, or tries to.
 type KeptPeer struct {
 	ID    peer.ID
 	Addrs []string
 	State State
-	Since time.Time
-	Err   string // why it is not connected; "" when it is
-	Holds bool   // it is a relay at which this node has a reservation
+	Since time.Time // of State; zero where it is not noted
+	Err   string    // why it is not connected; "" when it is
+	Holds bool      // it is a relay at which this node has a reservation
 }
 
 // RelayTraffic is what this node does as a relay.
@@ -79,6 +80,7 @@ func (h *Host) Report() Report {
 	if s := h.relay; s != nil {
 		r.Serving = &RelayTraffic{int(s.reservations.Load()), int(s.circuits.Load()), s.refused.Load(), s.carried.Load()}
 	}
+	r.Unmet = h.meeter.unmet()
 	r.Bootstrap, r.Relays = h.contacts(h.cfg.bootstrap), h.contacts(h.cfg.relays)
 	if h.taken != nil {
 		h.taken.report(&r)
