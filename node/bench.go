@@ -159,12 +159,12 @@ func (r *remote) connect(ctx context.Context, rt *ggml.Runtime, id gguf.ModelID)
 		return err
 	}
 	r.Dispatcher, err = experts.NewDispatcher(experts.Config{
-		Model: experts.ModelID(id.String()), Dialer: laneDialer{r.host}, Logger: slog.New(slog.DiscardHandler),
+		Model: experts.ModelID(id.String()), Dialer: laneDialer{r.host, id}, Logger: slog.New(slog.DiscardHandler),
 	})
 	if err != nil {
 		return err
 	}
-	r.host.Watch(&dispatchPart{Dispatcher: r.Dispatcher})
+	r.host.Watch(&dispatchPart{Dispatcher: r.Dispatcher, model: id})
 	if err := r.host.Start(); err != nil {
 		return err
 	}

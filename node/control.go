@@ -29,6 +29,14 @@ type Daemon interface {
 	// piece of the answer, and stops when emit fails or ctx ends: the caller is
 	// gone. It keeps nothing of what it gives to emit.
 	Ask(ctx context.Context, req api.AskRequest, emit func(api.AskEvent) error) (api.AskDone, error)
+	// Coverage says who holds what of every model that is known.
+	Coverage(ctx context.Context) ([]api.CoverageMap, error)
+	// Pause starts a pause, and returns once what is computed for others is done, or
+	// ends it.
+	Pause(ctx context.Context, paused bool) (api.PauseResult, error)
+	// Model carries out a request on the model store. It calls emit like Ask, the
+	// last time with Done.
+	Model(ctx context.Context, req api.ModelRequest, emit func(api.ModelEvent) error) error
 }
 
 // Limits of the control API.
@@ -60,6 +68,9 @@ func OpenControl(path string, d Daemon, log *slog.Logger) (*Control, error) {
 	mux.HandleFunc("GET "+api.PathStatus, c.status)
 	mux.HandleFunc("POST "+api.PathRevocations, c.revoke)
 	mux.HandleFunc("POST "+api.PathAsk, c.ask)
+	mux.HandleFunc("GET "+api.PathCoverage, c.coverage)
+	mux.HandleFunc("POST "+api.PathPause, c.pause)
+	mux.HandleFunc("POST "+api.PathModels, c.model)
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
 		c.fail(w, &api.Error{Code: api.CodeNotFound, Message: fmt.Sprintf("this daemon does not know %s %s: is it older than the program that asks?", r.Method, r.URL.Path)})
 	})
@@ -145,38 +156,71 @@ func freeControl(path string) error {
 
 func (c *Control) status(w http.ResponseWriter, r *http.Request) {
 	st, err := c.daemon.Status(r.Context())
-	if err != nil {
-		c.fail(w, err)
-		return
-	}
-	c.write(w, http.StatusOK, st)
+	c.answer(w, st, err)
 }
 
 func (c *Control) ask(w http.ResponseWriter, r *http.Request) {
 	var req api.AskRequest
-	dec := json.NewDecoder(http.MaxBytesReader(w, r.Body, api.MaxRequest))
-	dec.DisallowUnknownFields()
-	if err := dec.Decode(&req); err != nil {
-		c.fail(w, &api.Error{Code: api.CodeBadRequest, Message: fmt.Sprintf("cannot read the request: %v", err)})
+	if !c.read(w, r, &req) {
 		return
 	}
 	if err := checkAsk(&req); err != nil {
 		c.fail(w, &api.Error{Code: api.CodeBadRequest, Message: err.Error()})
 		return
 	}
-	w.Header().Set("Content-Type", "application/x-ndjson")
-	ctx, cancel := context.WithCancel(r.Context())
-	defer cancel()
-	s := &askStream{w: w, rc: http.NewResponseController(w), cancel: cancel}
-	s.rc.SetReadDeadline(time.Time{}) // the request is in; from now on only watch for the caller to leave
-	stop := s.heartbeat(api.HeartbeatSeconds * time.Second)
-	done, err := c.daemon.Ask(ctx, req, s.send)
-	stop()
-	if err != nil {
-		s.send(api.AskEvent{Error: apiError(err)})
+	stream(w, r, func(ctx context.Context, emit func(api.AskEvent) error) error {
+		done, err := c.daemon.Ask(ctx, req, emit)
+		if err != nil {
+			return emit(api.AskEvent{Error: apiError(err)})
+		}
+		return emit(api.AskEvent{Done: &done})
+	})
+}
+
+func (c *Control) coverage(w http.ResponseWriter, r *http.Request) {
+	maps, err := c.daemon.Coverage(r.Context())
+	c.answer(w, maps, err)
+}
+
+func (c *Control) pause(w http.ResponseWriter, r *http.Request) {
+	var req api.PauseRequest
+	if c.read(w, r, &req) {
+		result, err := c.daemon.Pause(r.Context(), req.Paused)
+		c.answer(w, result, err)
+	}
+}
+
+func (c *Control) model(w http.ResponseWriter, r *http.Request) {
+	var req api.ModelRequest
+	if !c.read(w, r, &req) {
 		return
 	}
-	s.send(api.AskEvent{Done: &done})
+	stream(w, r, func(ctx context.Context, emit func(api.ModelEvent) error) error {
+		if err := c.daemon.Model(ctx, req, emit); err != nil {
+			return emit(api.ModelEvent{Error: apiError(err)})
+		}
+		return nil
+	})
+}
+
+// read decodes a request strictly. When it fails, the caller was told.
+func (c *Control) read(w http.ResponseWriter, r *http.Request, req any) bool {
+	dec := json.NewDecoder(http.MaxBytesReader(w, r.Body, api.MaxRequest))
+	dec.DisallowUnknownFields()
+	if err := dec.Decode(req); err != nil {
+		c.fail(w, &api.Error{Code: api.CodeBadRequest, Message: fmt.Sprintf("cannot read the request: %v", err)})
+		return false
+	}
+	return true
+}
+
+// answer sends v, or why there is none.
+func (c *Control) answer(w http.ResponseWriter, v any, err error) {
+	if err != nil {
+		c.fail(w, err)
+		return
+	}
+	c.write(w, http.StatusOK, v)
 }
 
 func checkAsk(req *api.AskRequest) error {
@@ -197,8 +241,22 @@ func checkAsk(req *api.AskRequest) error {
 	return nil
 }
 
-// askStream writes the lines of an answer.
-type askStream struct {
+// stream has produce emit the lines of an answer, of type E, and sends empty
+// ones while it is silent. The context that produce gets ends when the caller is
+// gone.
+func stream[E any](w http.ResponseWriter, r *http.Request, produce func(ctx context.Context, emit func(E) error) error) {
+	w.Header().Set("Content-Type", "application/x-ndjson")
+	ctx, cancel := context.WithCancel(r.Context())
+	defer cancel()
+	s := &lineStream{w: w, rc: http.NewResponseController(w), cancel: cancel}
+	s.rc.SetReadDeadline(time.Time{}) // the request is in; from now on only watch for the caller to leave
+	stop := s.heartbeat(api.HeartbeatSeconds*time.Second, *new(E))
+	defer stop()
+	produce(ctx, func(ev E) error { return s.send(ev) })
+}
+
+// lineStream writes the lines of an answer.
+type lineStream struct {
 	rc     *http.ResponseController
 	cancel context.CancelFunc // ends the answer when the caller is gone
 
@@ -208,7 +266,7 @@ type askStream struct {
 	err error
 }
 
-func (s *askStream) send(ev api.AskEvent) error {
+func (s *lineStream) send(ev any) error {
 	line, err := json.Marshal(ev)
 	if err != nil {
 		return err
@@ -229,13 +287,13 @@ func (s *askStream) send(ev api.AskEvent) error {
 }
 
 // heartbeat sends empty events, the first at once, until stop is called.
-func (s *askStream) heartbeat(every time.Duration) (stop func()) {
+func (s *lineStream) heartbeat(every time.Duration, empty any) (stop func()) {
 	quit, stopped := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(stopped)
 		tick := time.NewTicker(every)
 		defer tick.Stop()
-		for s.send(api.AskEvent{}) == nil {
+		for s.send(empty) == nil {
 			select {
 			case <-tick.C:
 			case <-quit:

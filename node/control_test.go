@@ -38,6 +38,59 @@ func (d *daemonFunc) Ask(ctx context.Context, req api.AskRequest, emit func(api.
 	return d.ask(ctx, req, emit)
 }
 
+func (d *daemonFunc) Coverage(context.Context) ([]api.CoverageMap, error) {
+	return []api.CoverageMap{{Model: "m", Layers: []api.LayerMap{{Layer: 3, Replicas: []int{1, 0}}}}}, d.err
+}
+
+func (d *daemonFunc) Pause(_ context.Context, paused bool) (api.PauseResult, error) {
+	return api.PauseResult{Paused: paused}, d.err
+}
+
+func (d *daemonFunc) Model(_ context.Context, req api.ModelRequest, emit func(api.ModelEvent) error) error {
+	if d.err != nil {
+		return d.err
+	}
+	if err := emit(api.ModelEvent{Progress: &api.Progress{What: string(req.Action), Done: 1, Total: 2}}); err != nil {
+		return err
+	}
+	return emit(api.ModelEvent{Models: []api.StoredModel{{ID: req.Model}}, Done: true})
+}
+
+// TestControlSwarm: what is asked of the swarm part arrives, and so do its answers and errors.
+func TestControlSwarm(t *testing.T) {
+	d := &daemonFunc{}
+	c := client.New(openControl(t, d))
+	maps, err := c.Coverage(t.Context())
+	if err != nil || len(maps) != 1 || maps[0].Layers[0].Layer != 3 {
+		t.Errorf("coverage %+v, %v", maps, err)
+	}
+	for _, paused := range []bool{true, false} {
+		if got, err := c.Pause(t.Context(), paused); err != nil || got.Paused != paused {
+			t.Errorf("pause %v: %+v, %v", paused, got, err)
+		}
+	}
+	var events []api.ModelEvent
+	err = c.Model(t.Context(), api.ModelRequest{Action: api.ModelVerify, Model: "abc"}, func(ev api.ModelEvent) error {
+		if ev.Progress != nil || ev.Done {
+			events = append(events, ev)
+		}
+		return nil
+	})
+	if err != nil || len(events) != 2 || events[0].Progress.What != "verify" || events[1].Models[0].ID != "abc" {
+		t.Errorf("model: %+v, %v", events, err)
+	}
+	d.err = &api.Error{Code: api.CodeNotFound, Message: "no model abc"}
+	_, covErr := c.Coverage(t.Context())
+	_, pauseErr := c.Pause(t.Context(), true)
+	modelErr := c.Model(t.Context(), api.ModelRequest{Action: api.ModelPin}, func(api.ModelEvent) error { return nil })
+	for _, err := range []error{covErr, pauseErr, modelErr} {
+		var e *api.Error
+		if !errors.As(err, &e) || e.Code != api.CodeNotFound {
+			t.Errorf("error %v, want %v", err, d.err)
+		}
+	}
+}
+
 func openControl(t *testing.T, d Daemon) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "c")

@@ -14,6 +14,9 @@ type Data struct {
 	lock *os.File
 }
 
+// ErrDataBusy says that another process works on a data folder.
+var ErrDataBusy = errors.New("in use by another kvasird")
+
 // OpenData opens the state folder, making it with mode 0700 when it is not
 // there. A folder that others may write, or that another daemon holds, is an
 // error.
@@ -36,7 +39,7 @@ func OpenData(dir string) (*Data, error) {
 	if err := syscall.Flock(int(lock.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
 		lock.Close()
 		if errors.Is(err, syscall.EWOULDBLOCK) {
-			return nil, fmt.Errorf("data folder %s is in use by another kvasird: stop it, or choose another folder with --data", dir)
+			return nil, fmt.Errorf("data folder %s is %w: stop it, or choose another folder with --data", dir, ErrDataBusy)
 		}
 		return nil, fmt.Errorf("lock data folder %s: %w", dir, err)
 	}

@@ -233,7 +233,7 @@ func record(t *testing.T, v any) []byte {
 }
 
 func want(t *testing.T, model string) []byte {
-	b := record(t, map[int]any{1: 1, 2: model, 3: 1})
+	b := record(t, map[int]any{1: 2, 2: model, 3: 1})
 	return frame(typeWant, 0, len(b), b)
 }
 
@@ -315,7 +315,24 @@ func (s *swarm) open(h *p2p.Host, id peer.ID, n int) p2p.Conn {
 	if err != nil {
 		s.t.Fatal(err)
 	}
+	model := s.model()
+	c.Write(model[:])
 	return c
+}
+
+// model is the id of the shipped model.
+func (s *swarm) model() gguf.ModelID {
+	s.t.Helper()
+	m, err := gguf.OpenModel(s.whole)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	defer m.Close()
+	id, err := m.ID(s.ctx)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return id
 }
 
 // TestFloodOfSessions has one peer open all it can: others still get in.

@@ -6,50 +6,23 @@ import (
 	"log/slog"
 	"net"
 	"slices"
+	"sync"
+	"time"
 
 	"github.com/libp2p/go-libp2p/core/peer"
 
 	"kvasird/experts"
 	"kvasird/ggml"
 	"kvasird/ggml/gguf"
+	"kvasird/market"
 	"kvasird/node/api"
 	"kvasird/p2p"
 )
 
-// expertsProtocol is the protocol of package experts, as hosts name it.
+// expertsProtocol is the protocol of package experts, as hosts name it. On a
+// stream of it the dispatcher first sends the id of the model that it wants, 32
+// bytes, since a node may serve several.
 const expertsProtocol = "experts/1"
-
-// workerPart computes this node's slices for others.
-type workerPart struct {
-	kernel *ggml.Kernel
-	worker *experts.Worker
-	slices []gguf.Slice
-}
-
-func openWorker(rt *ggml.Runtime, cfg Config, m *modelFile, log *slog.Logger) (*workerPart, error) {
-	held, err := m.slices(cfg.Slices)
-	if err != nil {
-		return nil, err
-	}
-	k, err := rt.NewKernel(ggml.KernelConfig{Device: cfg.Device, Threads: cfg.Threads})
-	if err != nil {
-		return nil, err
-	}
-	w := &workerPart{kernel: k, slices: held}
-	if err := k.LoadSlices(m.Model, held...); err != nil {
-		k.Close()
-		return nil, fmt.Errorf("%s: %w: name another file with --model", m.path, err)
-	}
-	w.worker, err = experts.NewWorker(experts.WorkerConfig{
-		Model: experts.ModelID(m.id.String()), Kernel: k, Slices: wireSlices(held), Logger: log,
-	})
-	if err != nil {
-		k.Close()
-		return nil, err
-	}
-	log.Info("experts loaded", "slices", fmt.Sprint(held), "bytes", k.Bytes(), "repacked_tensors", k.Repacked())
-	return w, nil
-}
 
 // slices resolves the configured slices; what is left out is all that the file holds.
 func (m *modelFile) slices(configured []SliceConfig) ([]gguf.Slice, error) {
@@ -87,12 +60,21 @@ func (m *modelFile) slices(configured []SliceConfig) ([]gguf.Slice, error) {
 func wireSlices(held []gguf.Slice) []experts.Slice {
 	var out []experts.Slice
 	for _, s := range held {
-		out = append(out, experts.Slice{
-			FirstLayer: s.Layers.Begin, EndLayer: s.Layers.End,
-			FirstExpert: s.Experts.Begin, EndExpert: s.Experts.End,
-		})
+		out = append(out, wireSlice(s))
 	}
 	return out
+}
+
+func wireSlice(s gguf.Slice) experts.Slice {
+	return experts.Slice{
+		FirstLayer: s.Layers.Begin, EndLayer: s.Layers.End,
+		FirstExpert: s.Experts.Begin, EndExpert: s.Experts.End,
+	}
+}
+
+// all is the slice of every expert.
+func (m *modelFile) all() experts.Slice {
+	return experts.Slice{EndLayer: m.Layers(), EndExpert: m.Experts()}
 }
 
 func apiSlices(held []experts.Slice) []api.Slice {
@@ -106,30 +88,26 @@ func apiSlices(held []experts.Slice) []api.Slice {
 	return out
 }
 
-// serve answers one peer's stream or lane.
-func (w *workerPart) serve(log *slog.Logger) p2p.Handler {
-	return func(p *p2p.Peer, c p2p.Conn) {
-		if err := w.worker.Serve(context.Background(), netConn{c}); err != nil {
-			log.Warn("expert session ended", "peer", p.ID.String(), "error", err)
-		}
-	}
-}
-
-func (w *workerPart) Close() error {
-	if err := w.worker.Close(); err != nil {
-		return err
-	}
-	return w.kernel.Close()
-}
-
 // dispatchPart has this node's experts computed by workers.
 type dispatchPart struct {
 	*experts.Dispatcher
-	own *ggml.Kernel // the copy of last resort, or nil
+	model gguf.ModelID
+	own   *ggml.Kernel // the copy of last resort, or nil
+
+	mu      sync.Mutex // guards what follows
+	meter   *market.Meter
+	counted [][]uint64 // pairs by layer and expert that the meter has
 }
 
 func openDispatch(rt *ggml.Runtime, cfg Config, m *modelFile, host *p2p.Host, ownCopy bool, log *slog.Logger) (*dispatchPart, error) {
-	d := &dispatchPart{}
+	shape, err := market.ShapeOf(m.Model)
+	if err != nil {
+		return nil, err
+	}
+	d := &dispatchPart{model: m.id}
+	if d.meter, err = market.NewMeter(shape); err != nil {
+		return nil, err
+	}
 	var local *experts.Local
 	if ownCopy {
 		k, err := rt.NewKernel(ggml.KernelConfig{Device: cfg.Device, Threads: cfg.Threads})
@@ -147,10 +125,14 @@ func openDispatch(rt *ggml.Runtime, cfg Config, m *modelFile, host *p2p.Host, ow
 		}
 		local = &experts.Local{Kernel: k, Slices: wireSlices(held)}
 	}
-	var err error
 	d.Dispatcher, err = experts.NewDispatcher(experts.Config{
-		Model: experts.ModelID(m.id.String()), Dialer: laneDialer{host}, Local: local,
+		Model: experts.ModelID(m.id.String()), Dialer: laneDialer{host, m.id}, Local: local,
 		CoverageWait: cfg.CoverageWait(), Logger: log,
+		Fault: func(id string, reason error) {
+			if p, err := peer.Decode(id); err == nil {
+				host.Blame(p, p2p.WrongData, reason.Error())
+			}
+		},
 	})
 	if err != nil {
 		if d.own != nil {
@@ -159,6 +141,25 @@ func openDispatch(rt *ggml.Runtime, cfg Config, m *modelFile, host *p2p.Host, ow
 		return nil, err
 	}
 	return d, nil
+}
+
+// demand is what the router chose of late, for the market.
+func (d *dispatchPart) demand(now time.Time) []market.LayerDemand {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for layer, row := range d.Demand() {
+		if layer == len(d.counted) {
+			d.counted = append(d.counted, nil)
+		}
+		for e, n := range row {
+			if e == len(d.counted[layer]) {
+				d.counted[layer] = append(d.counted[layer], 0)
+			}
+			d.meter.Add(layer, e, int(n-d.counted[layer][e]), now)
+			d.counted[layer][e] = n
+		}
+	}
+	return d.meter.Demand(now)
 }
 
 // compute is the ExpertFunc of the node's model.
@@ -174,6 +175,11 @@ func (d *dispatchPart) PeerReady(p *p2p.Peer) {
 	}
 }
 
+// serves reports whether a peer says that it serves experts of a model.
+func serves(p *p2p.Peer, id gguf.ModelID) bool {
+	return slices.Contains(p.Models, id.String()) && slices.Contains(p.Protocols, expertsProtocol)
+}
+
 func (d *dispatchPart) PeerLost(p *p2p.Peer) { d.RemovePeer(p.ID.String()) }
 
 func (d *dispatchPart) Close() error {
@@ -186,7 +192,10 @@ func (d *dispatchPart) Close() error {
 
 // laneDialer connects package experts to peers over the fast lane, or a stream
 // where there is none.
-type laneDialer struct{ host *p2p.Host }
+type laneDialer struct {
+	host  *p2p.Host
+	model gguf.ModelID
+}
 
 func (l laneDialer) Dial(ctx context.Context, peerID string) (net.Conn, error) {
 	id, err := peer.Decode(peerID)
@@ -197,6 +206,13 @@ func (l laneDialer) Dial(ctx context.Context, peerID string) (net.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
+	deadline, _ := ctx.Deadline()
+	c.SetWriteDeadline(deadline)
+	if _, err := c.Write(l.model[:]); err != nil {
+		c.Close()
+		return nil, err
+	}
+	c.SetWriteDeadline(time.Time{})
 	return netConn{c}, nil
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -13,6 +14,7 @@ import (
 
 	"kvasird/ggml"
 	"kvasird/ggml/gguf"
+	"kvasird/ggml/store"
 	"kvasird/ggml/tiny"
 	"kvasird/node/api"
 )
@@ -28,7 +30,9 @@ type modelFile struct {
 }
 
 // openModelFile opens the configured model, or the shipped one, and learns its id.
-func openModelFile(ctx context.Context, cfg Config) (*modelFile, error) {
+// With a store, a whole model is taken into that: it is hashed only once, and
+// others can fetch it from here.
+func openModelFile(ctx context.Context, cfg Config, st *store.Store, log *slog.Logger) (*modelFile, error) {
 	path := cfg.Model.Path
 	if path == "" {
 		var err error
@@ -40,12 +44,34 @@ func openModelFile(ctx context.Context, cfg Config) (*modelFile, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%w: is it a whole GGUF file? --model names another one", err)
 	}
+	if st != nil && m.Kind() == gguf.Full {
+		m.Close()
+		return importModelFile(ctx, path, st, log)
+	}
 	id, err := m.ID(ctx)
 	if err != nil {
 		m.Close()
 		return nil, err
 	}
 	return &modelFile{path: path, Model: m, id: id}, nil
+}
+
+func importModelFile(ctx context.Context, path string, st *store.Store, log *slog.Logger) (*modelFile, error) {
+	last := time.Now()
+	stored, err := st.Import(ctx, []string{path}, func(done, total int64) {
+		if now := time.Now(); now.Sub(last) > 10*time.Second {
+			last = now
+			log.Info("model is hashed, once", "path", path, "done_bytes", done, "bytes", total)
+		}
+	})
+	if err != nil {
+		return nil, err
+	}
+	m, err := stored.GGUF(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return &modelFile{path: path, Model: m, id: stored.ID()}, nil
 }
 
 // name is what clients call the model.
@@ -71,7 +97,9 @@ func (m *modelFile) remoteExperts(cfg Config) (remote, ownCopy bool, err error) 
 			mode = ExpertsHere // a model without experts is a plain model
 		case sparse:
 			mode = ExpertsRemote
-		case len(cfg.Peers) > 0:
+		case cfg.Genesis != nil && cfg.Budget.limits.memory > 0 && m.expertBytes() > cfg.Budget.limits.memory:
+			mode = ExpertsRemote
+		case len(cfg.Peers) > 0 || cfg.Genesis != nil:
 			mode = ExpertsSwarm
 		default:
 			mode = ExpertsHere
@@ -86,6 +114,19 @@ func (m *modelFile) remoteExperts(cfg Config) (remote, ownCopy bool, err error) 
 		return false, false, fmt.Errorf("%s has holes where its experts are: set model.experts to %q", m.path, ExpertsRemote)
 	}
 	return mode != ExpertsHere, mode == ExpertsSwarm, nil
+}
+
+// expertBytes is the size of all experts.
+func (m *modelFile) expertBytes() (n int64) {
+	all := gguf.Slice{Layers: gguf.Range{End: m.Layers()}, Experts: gguf.Range{End: m.Experts()}}
+	tensors, err := m.SliceTensors(all)
+	if err != nil {
+		return 0 // they are not in this file
+	}
+	for _, t := range tensors {
+		n += t.Bytes
+	}
+	return n
 }
 
 // probe tries the file in a child process, unless this runtime is known to run it.

@@ -7,15 +7,21 @@ import (
 	"log/slog"
 	"net"
 	"os"
+	"path/filepath"
 	"slices"
 	"sync"
 	"time"
 
 	"kvasird/ggml"
+	"kvasird/ggml/gguf"
+	"kvasird/ggml/store"
 	"kvasird/node/api"
 	"kvasird/node/engine"
 	"kvasird/node/gateway"
 	"kvasird/p2p"
+	"kvasird/p2p/fetch"
+
+	"github.com/libp2p/go-libp2p/core/peer"
 )
 
 // Version of this program.
@@ -46,8 +52,11 @@ type Node struct {
 	rt      *ggml.Runtime
 	file    *modelFile
 	host    *p2p.Host
+	workers *workers // roles worker and volunteer; empty for others
 
-	worker   *workerPart   // role worker
+	store    *store.Store  // in a network with a file
+	weights  *weights      // likewise
+	exchange *exchange     // likewise
 	dispatch *dispatchPart // a backbone whose experts are elsewhere
 	model    *ggml.Model   // role backbone
 	engine   *engine.Engine
@@ -117,58 +126,118 @@ func (n *Node) start(ctx context.Context) error {
 	if n.rt, err = ggml.Open(ggml.Config{Logger: n.log}); err != nil {
 		return err
 	}
+	if n.cfg.Genesis != nil {
+		if err := fillBudget(&n.cfg); err != nil {
+			return err
+		}
+		if n.store, err = openStore(n.cfg); err != nil {
+			return err
+		}
+		n.onStop(n.store.Close)
+	}
 	if n.cfg.Has(RoleWorker) || n.cfg.Has(RoleBackbone) {
-		if n.file, err = openModelFile(ctx, n.cfg); err != nil {
+		if n.file, err = openModelFile(ctx, n.cfg, n.store, n.log); err != nil {
 			return err
 		}
 		n.onStop(n.file.Close)
 	}
+	n.workers = newWorkers(n.rt, n.cfg, n.log)
+	n.onStop(n.workers.Close)
 	if n.cfg.Has(RoleWorker) {
-		if n.worker, err = openWorker(n.rt, n.cfg, n.file, n.log); err != nil {
+		held, err := n.file.slices(n.cfg.Slices)
+		if err == nil {
+			err = n.workers.addAll(n.file, held)
+		}
+		if err != nil {
 			return err
 		}
-		n.onStop(n.worker.Close)
 	}
 	if err := n.startHost(identity); err != nil {
 		return err
+	}
+	if n.cfg.Genesis != nil {
+		if err := n.startExchange(ctx); err != nil {
+			return err
+		}
 	}
 	if n.cfg.Has(RoleBackbone) {
 		if err := n.startBackbone(ctx); err != nil {
 			return err
 		}
 	}
-	return n.host.Start()
+	if err := n.startDoor(); err != nil {
+		return err
+	}
+	if err := n.host.Start(); err != nil {
+		return err
+	}
+	n.handOutRevocations()
+	return nil
 }
 
 func (n *Node) startHost(identity p2p.Identity) error {
-	caps := p2p.Capabilities{}
-	for _, d := range n.rt.Devices() {
-		caps.Backends = append(caps.Backends, p2p.Backend{
-			Name: d.Backend, Device: d.Description, Accumulate: "f32",
-		})
+	cfg, err := n.hostConfig(identity)
+	if err != nil {
+		return err
 	}
-	if n.worker != nil {
-		caps.Models = []string{n.file.id.String()}
+	if n.host, err = p2p.New(cfg); err != nil {
+		return err
 	}
+	n.onStop(n.host.Close)
+	n.onStop(n.workers.closeWorkers) // answers what was sent, while there is a host
+	n.workers.admit = n.admit
+	n.workers.served = n.say
+	return n.host.HandleStream(expertsProtocol, n.workers.serve)
+}
+
+// hostConfig is how this node appears among its peers.
+func (n *Node) hostConfig(identity p2p.Identity) (p2p.Config, error) {
 	cfg := p2p.Config{
 		Identity: identity, Network: n.cfg.Network, Pack: Pack(n.rt), Agent: "kvasird/" + Version,
-		Protocols: []string{expertsProtocol}, Capabilities: caps,
+		Protocols: []string{expertsProtocol}, Capabilities: n.capabilities(n.workers.models()),
 		Listen: n.cfg.Listen, LaneListen: n.cfg.Lane, NoLane: n.cfg.Lane == Off,
 		Peers: n.cfg.Peers, Logger: n.log,
 	}
 	if cfg.NoLane {
 		cfg.LaneListen = ""
 	}
-	var err error
-	if n.host, err = p2p.New(cfg); err != nil {
-		return err
+	if n.cfg.Genesis == nil {
+		return cfg, nil
 	}
-	n.onStop(n.host.Close)
-	if n.worker != nil {
-		n.onStop(n.worker.worker.Close) // answers what was sent, while there is a host
-		return n.host.HandleStream(expertsProtocol, n.worker.serve(n.log))
+	cfg.Protocols = append(cfg.Protocols, fetch.Protocol)
+	cfg.DHT, cfg.MDNS = true, n.cfg.MDNS == "on"
+	cfg.Reach, cfg.Relay, cfg.Announce = p2p.Reach(n.cfg.Reach), n.cfg.Has(RoleRelay), n.cfg.Tell
+	cfg.Remember = filepath.Join(n.cfg.Data, "peers.json")
+	return cfg, n.cfg.joinNetwork(&cfg, time.Now())
+}
+
+// capabilities are what this node says of itself when it holds experts of models.
+func (n *Node) capabilities(models []gguf.ModelID) p2p.Capabilities {
+	caps := p2p.Capabilities{}
+	for _, d := range n.rt.Devices() {
+		caps.Backends = append(caps.Backends, p2p.Backend{
+			Name: d.Backend, Device: d.Description, Accumulate: "f32",
+		})
 	}
-	return nil
+	for _, id := range models {
+		caps.Models = append(caps.Models, id.String())
+	}
+	return caps
+}
+
+// say tells the peers of which models this node has experts.
+func (n *Node) say(models []gguf.ModelID) {
+	if err := n.host.SetCapabilities(n.capabilities(models)); err != nil {
+		n.log.Error("peers are not told what is served here", "error", err)
+	}
+}
+
+// admit says whether a peer may have experts computed here.
+func (n *Node) admit(id peer.ID) error {
+	if n.cfg.Genesis == nil || n.host.Rights(id).Has(p2p.Infer) {
+		return nil
+	}
+	return fmt.Errorf("this network gives the right to infer by a ticket for the peer: ask its operator for `kvasir network invite --for %s --infer`", id)
 }
 
 // startBackbone loads the model, after a child process tried it.
@@ -186,7 +255,12 @@ func (n *Node) startBackbone(ctx context.Context) error {
 			return err
 		}
 		n.onStop(n.dispatch.Close)
-		n.host.Watch(n.dispatch)
+		if n.exchange == nil {
+			n.host.Watch(n.dispatch)
+		} else {
+			n.exchange.runs = n.runs
+			n.exchange.onHeard = func() { n.dispatch.SetHolders(n.file.all(), n.holdersOf(n.file.id)) }
+		}
 		cfg.Experts = n.dispatch.compute
 	}
 	if n.model, err = n.rt.LoadModel(cfg); err != nil {
@@ -201,11 +275,23 @@ func (n *Node) startBackbone(ctx context.Context) error {
 		return err
 	}
 	n.onStop(n.engine.Close)
-	n.gateway, err = gateway.New(gateway.Config{Models: []gateway.Model{n.served()}, Logger: n.log})
-	if err == nil && n.cfg.Has(RoleEntry) && n.cfg.HTTP != Off {
-		if n.http, err = gateway.Listen(n.cfg.HTTP); err == nil {
-			n.onStop(func() error { n.http.Close(); return nil }) // closed already unless the start failed
-		}
+	return nil
+}
+
+// startDoor opens the HTTP door for clients.
+func (n *Node) startDoor() (err error) {
+	if !n.cfg.Has(RoleEntry) || n.cfg.HTTP == Off {
+		return nil
+	}
+	cfg := gateway.Config{Logger: n.log}
+	if n.engine != nil {
+		cfg.Models = []gateway.Model{n.served()}
+	}
+	if n.gateway, err = gateway.New(cfg); err != nil {
+		return err
+	}
+	if n.http, err = gateway.Listen(n.cfg.HTTP); err == nil {
+		n.onStop(func() error { n.http.Close(); return nil }) // closed already unless the start failed
 	}
 	return err
 }
@@ -223,6 +309,9 @@ func (n *Node) serve(ctx context.Context, failed chan<- error) (wait func()) {
 	}
 	if n.engine != nil {
 		loops.Go(func() { n.keepReady(ctx) })
+	}
+	if n.exchange != nil {
+		loops.Go(func() { n.exchange.run(ctx) })
 	}
 	if n.http != nil {
 		loops.Go(func() {

@@ -28,10 +28,8 @@ func (n *Node) Status(context.Context) (*api.Status, error) {
 	if n.file != nil {
 		s.Model = n.file.status()
 	}
-	if n.worker != nil {
-		s.Slices = apiSlices(wireSlices(n.worker.slices))
-		s.Rows = apiRows(n.worker.worker.Stats().Rows)
-	}
+	s.Slices = apiSlices(n.workers.slices())
+	s.Rows = apiRows(n.workers.rows())
 	if n.engine != nil {
 		if err := n.Ready(); err != nil && state == api.StateServing {
 			s.State, s.Reason = api.StateBlocked, err.Error()

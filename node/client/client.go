@@ -105,42 +105,66 @@ func (c *Client) call(ctx context.Context, method, path string, in, out any) err
 // caller's goroutine; an error of emit ends the call and the answer. An error
 // that the daemon reports is an *api.Error.
 func (c *Client) Ask(ctx context.Context, req api.AskRequest, emit func(api.AskEvent) error) (api.AskDone, error) {
-	var none api.AskDone
+	var done *api.AskDone
+	err := events(ctx, c, api.PathAsk, req, func(ev api.AskEvent) (bool, error) {
+		switch {
+		case ev.Error != nil:
+			return true, ev.Error
+		case ev.Done != nil:
+			done = ev.Done
+			return true, nil
+		}
+		return false, emit(ev)
+	})
+	if err != nil {
+		return api.AskDone{}, err
+	}
+	return *done, nil
+}
+
+// Model sends a request on the model store and calls emit for every event, the
+// last one included, like Ask.
+func (c *Client) Model(ctx context.Context, req api.ModelRequest, emit func(api.ModelEvent) error) error {
+	return events(ctx, c, api.PathModels, req, func(ev api.ModelEvent) (bool, error) {
+		if ev.Error != nil {
+			return true, ev.Error
+		}
+		return ev.Done, emit(ev)
+	})
+}
+
+// events sends a request and calls take for every line of the answer until it
+// says that this was the last.
+func events[E any](ctx context.Context, c *Client, path string, req any, take func(E) (last bool, err error)) error {
 	body, err := json.Marshal(req)
 	if err != nil {
-		return none, err
+		return err
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	watch := time.AfterFunc(c.silence, func() { cancel(c.hangs(c.silence)) })
 	defer watch.Stop()
-	resp, err := c.do(ctx, http.MethodPost, api.PathAsk, body)
+	resp, err := c.do(ctx, http.MethodPost, path, body)
 	if err != nil {
-		return none, err
+		return err
 	}
 	defer resp.Body.Close()
 	lines := bufio.NewScanner(resp.Body)
 	lines.Buffer(nil, api.MaxEvent)
 	for lines.Scan() {
 		watch.Reset(c.silence)
-		var ev api.AskEvent
+		var ev E
 		if err := json.Unmarshal(lines.Bytes(), &ev); err != nil {
-			return none, fmt.Errorf("read the answer: %w", err)
+			return fmt.Errorf("read the answer: %w", err)
 		}
-		switch {
-		case ev.Error != nil:
-			return none, ev.Error
-		case ev.Done != nil:
-			return *ev.Done, nil
-		}
-		if err := emit(ev); err != nil {
-			return none, err
+		if last, err := take(ev); last || err != nil {
+			return err
 		}
 	}
 	if err := lines.Err(); err != nil {
-		return none, because(ctx, fmt.Errorf("read the answer: %w", err))
+		return because(ctx, fmt.Errorf("read the answer: %w", err))
 	}
-	return none, because(ctx, errors.New("the daemon ended the answer half-way: see its log"))
+	return because(ctx, errors.New("the daemon ended the answer half-way: see its log"))
 }
 
 // do sends a request; an answer other than 200 comes back as an error.

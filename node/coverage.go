@@ -1,0 +1,67 @@
+package node
+
+import (
+	"cmp"
+	"slices"
+
+	"kvasird/ggml/gguf"
+	"kvasird/market"
+	"kvasird/node/api"
+)
+
+// maxSegments bounds the scarcest ranges that are listed.
+const maxSegments = 64
+
+// coverageMap shows people what a table knows of a model.
+func coverageMap(c market.Coverage, holders []market.Holder) api.CoverageMap {
+	m := api.CoverageMap{Model: c.Name, ID: c.Model.String(), Target: c.Target, Experts: c.Shape.Experts}
+	for _, l := range c.Layers {
+		row := api.LayerMap{Layer: l.Layer, Replicas: make([]int, c.Shape.Experts)}
+		for _, s := range l.Segments {
+			for e := s.Experts.Begin; e < s.Experts.End; e++ {
+				row.Replicas[e] = s.Replicas
+				if s.Claimed > 0 {
+					if row.Claimed == nil {
+						row.Claimed = make([]int, c.Shape.Experts)
+					}
+					row.Claimed[e] = s.Claimed
+				}
+			}
+			if s.Scarcity > 0 {
+				m.Segments = append(m.Segments, api.Segment{
+					Layer: l.Layer, ExpertBegin: s.Experts.Begin, ExpertEnd: s.Experts.End,
+					Replicas: s.Replicas, Target: s.Target, Scarcity: s.Scarcity,
+				})
+			}
+		}
+		m.Layers = append(m.Layers, row)
+	}
+	slices.SortStableFunc(m.Segments, func(a, b api.Segment) int { return cmp.Compare(b.Scarcity, a.Scarcity) })
+	m.Segments = m.Segments[:min(len(m.Segments), maxSegments)]
+	for _, h := range holders {
+		m.Holders = append(m.Holders, apiHolder(h))
+	}
+	return m
+}
+
+func apiHolder(h market.Holder) api.Holder {
+	out := api.Holder{Peer: h.Peer, Whole: h.News.Full}
+	for _, hold := range h.News.Holdings {
+		s := apiSlice(hold.Slice)
+		switch hold.State {
+		case market.Serving:
+			out.Serving = append(out.Serving, s)
+		case market.Leaving:
+			out.Serving, out.Leaving = append(out.Serving, s), true
+		default:
+			out.Claimed = append(out.Claimed, s)
+		}
+	}
+	return out
+}
+
+func apiSlice(s gguf.Slice) api.Slice {
+	return api.Slice{
+		LayerBegin: s.Layers.Begin, LayerEnd: s.Layers.End, ExpertBegin: s.Experts.Begin, ExpertEnd: s.Experts.End,
+	}
+}

@@ -1,0 +1,328 @@
+package node
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"log/slog"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/libp2p/go-libp2p/core/peer"
+
+	"kvasird/ggml/gguf"
+	"kvasird/market"
+	"kvasird/node/api"
+	"kvasird/p2p"
+)
+
+const (
+	// stepGap is the least time between two looks at the swarm, however much is heard.
+	stepGap = 200 * time.Millisecond
+	// learnAtOnce bounds the models whose headers are fetched at a time, and
+	// learnModels those that a node knows of beside its own.
+	learnAtOnce = 2
+	learnModels = 16
+	// seekEvery is how often the network is asked for who has what nobody near has.
+	seekEvery = 15 * time.Second
+)
+
+// exchange is this node in its network: what it hears and says of who holds what,
+// and, when it is a volunteer, what it takes on. One goroutine, run, decides;
+// downloads run beside it.
+type exchange struct {
+	self    peer.ID
+	host    *p2p.Host
+	table   *market.Table
+	topic   *p2p.Topic
+	weights *weights
+	policy  market.Policy
+	log     *slog.Logger
+
+	volunteer *volunteer                                   // nil: it holds what it was told to
+	runs      func(now time.Time) (market.ModelNews, bool) // the model that this node runs for clients; may be nil
+	onPeer    func()                                       // a peer is ready, or said something new
+	onHeard   func()                                       // what others hold has changed; called by run
+
+	wake chan struct{} // something changed; holds one
+
+	// of run alone
+	pace     market.Pace
+	said     []byte // the latest announcement
+	learning map[gguf.ModelID]bool
+	learned  chan learned
+	seeking  map[gguf.ModelID]time.Time // when it may be sought again
+	loops    sync.WaitGroup
+}
+
+// learned says how the attempt to learn a model's header ended.
+type learned struct {
+	id  gguf.ModelID
+	g   *gguf.Model
+	err error
+}
+
+func newExchange(host *p2p.Host, w *weights, policy market.Policy, log *slog.Logger) (*exchange, error) {
+	table, err := market.NewTable(policy)
+	if err != nil {
+		return nil, err
+	}
+	s := &exchange{
+		self: host.ID(), host: host, table: table, weights: w, policy: policy, log: log, wake: make(chan struct{}, 1),
+		onPeer: func() {}, onHeard: func() {},
+		learning: map[gguf.ModelID]bool{}, learned: make(chan learned), seeking: map[gguf.ModelID]time.Time{},
+	}
+	w.holders = s.holders
+	s.topic, err = host.JoinTopic(p2p.TopicConfig{
+		Name: market.Topic, MaxBody: market.MaxBody, Check: s.check, Handle: s.hear,
+	})
+	if err != nil {
+		return nil, err
+	}
+	host.Watch(s)
+	return s, nil
+}
+
+func recordOf(e p2p.Envelope) market.Record {
+	return market.Record{From: e.From.String(), Seq: e.Seq, Issued: e.Issued, Validity: e.Validity, Body: e.Body}
+}
+
+// check judges an announcement before it is passed on.
+func (s *exchange) check(e p2p.Envelope) error {
+	err := s.table.Check(recordOf(e))
+	var refused *market.RefusedError
+	if errors.As(err, &refused) && !refused.AuthorsFault() {
+		return nil
+	}
+	return err
+}
+
+// hear takes an announcement in.
+func (s *exchange) hear(e p2p.Envelope) {
+	if newer, err := s.table.Update(recordOf(e), time.Now()); err != nil {
+		s.log.Info("announcement refused", "peer", e.From.String(), "error", err)
+	} else if newer {
+		s.changed()
+	}
+}
+
+// changed has run look again.
+func (s *exchange) changed() {
+	select {
+	case s.wake <- struct{}{}:
+	default:
+	}
+}
+
+// PeerReady and PeerLost make exchange a p2p.Watcher: what it saw by itself counts
+// before what is said.
+func (s *exchange) PeerReady(p *p2p.Peer) {
+	s.table.Met(p.ID.String(), time.Now())
+	s.onPeer()
+	s.changed()
+}
+
+func (s *exchange) PeerLost(p *p2p.Peer) {
+	s.table.Lost(p.ID.String())
+	s.changed()
+}
+
+// holders names the peers from whom parts of a model can be fetched.
+func (s *exchange) holders(id gguf.ModelID) []holder {
+	var out []holder
+	for _, h := range s.table.Holders(id, time.Now()) {
+		p, err := peer.Decode(h.Peer)
+		if err != nil || p == s.self {
+			continue
+		}
+		out = append(out, holder{id: p, whole: h.News.Full, name: h.News.Name})
+	}
+	return out
+}
+
+// run announces, learns, and has the volunteer act, until ctx ends; then it says
+// goodbye.
+func (s *exchange) run(ctx context.Context) {
+	defer s.loops.Wait()
+	defer s.volunteer.finish()
+	for {
+		now := time.Now()
+		next := s.step(ctx, now)
+		select {
+		case <-ctx.Done():
+			s.leave()
+			return
+		case l := <-s.learned:
+			s.takeLearned(l)
+		case <-s.wake:
+		case r := <-s.volunteer.results():
+			s.volunteer.take(r, time.Now())
+		case <-time.After(time.Until(next)):
+		}
+		select {
+		case <-time.After(time.Until(now.Add(stepGap))):
+		case <-ctx.Done():
+		}
+	}
+}
+
+// step does what is due and returns when to look again at the latest.
+func (s *exchange) step(ctx context.Context, now time.Time) (next time.Time) {
+	s.onHeard()
+	s.learnMore(ctx, now)
+	next = now.Add(market.AnnounceEvery(0))
+	changed := false
+	if s.volunteer != nil {
+		d := s.volunteer.decide(ctx, s.table, now)
+		changed, next = d.Announce, d.Next
+	}
+	body, err := s.news(now).Encode()
+	if err != nil {
+		s.log.Error("own announcement cannot be made", "error", err)
+		return next
+	}
+	peers := s.table.Peers(now)
+	changed = changed || !bytes.Equal(body, s.said)
+	due := s.pace.Next(s.self.String(), peers, changed)
+	if due.After(now) {
+		return earlier(next, due)
+	}
+	if err := s.topic.Publish(body, market.Validity(peers)); err != nil {
+		s.log.Warn("announcement not sent", "error", err)
+		return earlier(next, now.Add(time.Second))
+	}
+	s.said = body
+	s.pace.Sent(now, peers)
+	s.volunteer.announced(now)
+	return earlier(next, s.pace.Next(s.self.String(), peers, false))
+}
+
+func earlier(a, b time.Time) time.Time {
+	if b.Before(a) {
+		return b
+	}
+	return a
+}
+
+// news is what this node says of itself.
+func (s *exchange) news(now time.Time) *market.Announcement {
+	a := &market.Announcement{}
+	byID := map[gguf.ModelID]*market.ModelNews{}
+	about := func(id gguf.ModelID) *market.ModelNews {
+		if byID[id] == nil {
+			byID[id] = &market.ModelNews{ID: id}
+		}
+		return byID[id]
+	}
+	if s.runs != nil {
+		if n, ok := s.runs(now); ok {
+			*about(n.ID) = n
+		}
+	}
+	for _, m := range s.weights.store.Models() {
+		if m.Complete() {
+			n := about(m.ID())
+			n.Full, n.Name = true, m.Name()
+		}
+	}
+	for id, list := range s.volunteer.holdings() {
+		about(id).Holdings = list
+	}
+	for id, n := range byID {
+		g := s.weights.known(id)
+		if g == nil {
+			continue // its header is not here yet, so its shape is not known
+		}
+		shape, err := market.ShapeOf(g)
+		if err != nil {
+			continue
+		}
+		n.Shape = shape
+		if m := s.weights.store.Model(id); n.Name == "" && m != nil {
+			n.Name = m.Name()
+		}
+		a.Models = append(a.Models, *n)
+	}
+	slices.SortFunc(a.Models, func(a, b market.ModelNews) int { return bytes.Compare(a.ID[:], b.ID[:]) })
+	a.Models = a.Models[:min(len(a.Models), market.MaxModels)]
+	return a
+}
+
+// leave says that this node goes.
+func (s *exchange) leave() {
+	body, err := (&market.Announcement{Away: true}).Encode()
+	if err == nil {
+		err = s.topic.Publish(body, market.Validity(s.table.Peers(time.Now())))
+	}
+	if err != nil {
+		s.log.Info("left without a word", "error", err)
+	}
+}
+
+// learnMore fetches the headers of models that others run, for a volunteer.
+func (s *exchange) learnMore(ctx context.Context, now time.Time) {
+	if s.volunteer == nil {
+		return
+	}
+	known := s.table.Verified()
+	for _, id := range s.table.Models(now) {
+		if len(s.learning) >= learnAtOnce || len(known)+len(s.learning) >= learnModels {
+			return
+		}
+		if slices.Contains(known, id) || s.learning[id] || now.Before(s.seeking[id]) || !s.wanted(id) || !s.hasSource(id) {
+			continue
+		}
+		s.learning[id] = true
+		s.loops.Go(func() {
+			_, g, err := s.weights.learn(ctx, id)
+			select {
+			case s.learned <- learned{id, g, err}:
+			case <-ctx.Done():
+			}
+		})
+	}
+}
+
+// wanted reports whether the network runs a model.
+func (s *exchange) wanted(id gguf.ModelID) bool {
+	return len(s.policy.Models) == 0 || slices.Contains(s.policy.Models, id)
+}
+
+func (s *exchange) hasSource(id gguf.ModelID) bool { return len(s.weights.sources(id)) > 0 }
+
+func (s *exchange) takeLearned(l learned) {
+	delete(s.learning, l.id)
+	if l.err == nil {
+		l.err = s.know(l.id, l.g)
+	}
+	if l.err != nil {
+		s.seeking[l.id] = time.Now().Add(fetchPause)
+		s.log.Warn("model cannot be used", "model", l.id.String(), "error", l.err)
+	}
+}
+
+// know takes in a model whose header is verified.
+func (s *exchange) know(id gguf.ModelID, g *gguf.Model) error {
+	shape, err := market.ShapeOf(g)
+	if err != nil {
+		return err
+	}
+	if s.volunteer != nil {
+		if err := s.volunteer.size(id, g); err != nil {
+			return err
+		}
+	}
+	return s.table.SetShape(id, shape)
+}
+
+// coverage shows what the table knows of every model.
+func (s *exchange) coverage(now time.Time) []api.CoverageMap {
+	maps := []api.CoverageMap{}
+	for _, id := range s.table.Models(now) {
+		if c, ok := s.table.Coverage(id, now); ok {
+			maps = append(maps, coverageMap(c, s.table.Holders(id, now)))
+		}
+	}
+	return maps
+}

@@ -1,0 +1,227 @@
+package node
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	"kvasird/experts"
+	"kvasird/ggml/gguf"
+	"kvasird/market"
+	"kvasird/node/api"
+	"kvasird/p2p/fetch"
+)
+
+const (
+	// drainTime is how long a pause waits for others to go elsewhere.
+	drainTime = 30 * time.Second
+	// defaultDisk bounds what is taken of a disk unless the budget says otherwise.
+	defaultDisk = 50 << 30
+	// groupSlack is kept free for the groups of 256 KiB at the ends of parts, and for
+	// the store's own files.
+	groupSlack = 16 << 20
+)
+
+// fillBudget settles what the configuration left open.
+func fillBudget(cfg *Config) error {
+	l := &cfg.Budget.limits
+	if l.disk == 0 {
+		free, err := freeDisk(cfg.Data)
+		if err != nil {
+			return fmt.Errorf("how much disk is free: %w: name budget.disk", err)
+		}
+		l.disk = min(free/2, defaultDisk)
+	}
+	if l.memory == 0 {
+		free, err := availableMemory()
+		if err != nil {
+			return fmt.Errorf("how much memory is free: %w: name budget.memory", err)
+		}
+		l.memory = free / 2
+	}
+	return nil
+}
+
+// policyOf is what a network agreed on.
+func policyOf(cfg Config) (market.Policy, error) {
+	p := market.Policy{Target: cfg.Genesis.TargetReplicas}
+	for _, text := range cfg.Genesis.Models {
+		id, err := gguf.ParseModelID(text)
+		if err != nil {
+			return p, err
+		}
+		p.Models = append(p.Models, id)
+	}
+	return p, nil
+}
+
+// startExchange opens what a node in a network does beside computing: it serves
+// weights, hears and tells who holds what, and as a volunteer takes on what lacks.
+func (n *Node) startExchange(ctx context.Context) error {
+	policy, err := policyOf(n.cfg)
+	if err != nil {
+		return err
+	}
+	n.weights = openWeights(n.cfg, n.store, n.host, n.busy, n.log)
+	n.onStop(n.weights.Close)
+	if err := n.host.HandleStream(fetch.Protocol, n.weights.serve); err != nil {
+		return err
+	}
+	if n.exchange, err = newExchange(n.host, n.weights, policy, n.log); err != nil {
+		return err
+	}
+	n.exchange.onPeer = n.workers.recheck
+	if err := n.knowOwn(ctx); err != nil {
+		return err
+	}
+	if n.cfg.Has(RoleVolunteer) {
+		return n.startVolunteer(ctx, policy)
+	}
+	return nil
+}
+
+// knowOwn takes in the models that are whole in the store.
+func (n *Node) knowOwn(ctx context.Context) error {
+	for _, m := range n.store.Models() {
+		if !m.Complete() {
+			continue
+		}
+		g, err := n.weights.open(ctx, m)
+		if err == nil {
+			err = n.exchange.know(m.ID(), g)
+		}
+		if err != nil {
+			n.log.Warn("stored model cannot be used", "model", m.Name(), "error", err)
+		}
+	}
+	return nil
+}
+
+func (n *Node) startVolunteer(ctx context.Context, policy market.Policy) error {
+	l := n.cfg.Budget.limits
+	n.workers.limit = l.memory
+	budget := market.Budget{Disk: max(0, l.disk-groupSlack), Memory: l.memory, Bandwidth: l.download}
+	v, err := newVolunteer(n.host.ID().String(), policy, n.weights, n.workers, budget, filepath.Join(n.cfg.Data, "parts.json"), n.log)
+	if err != nil {
+		return err
+	}
+	n.exchange.volunteer = v
+	return v.restore(ctx, n.exchange.know)
+}
+
+// busy reports whether this node computes now, so that sending weights waits.
+func (n *Node) busy() bool {
+	if n.engine != nil && n.engine.Stats().Running > 0 {
+		return true
+	}
+	return n.workers.busy()
+}
+
+// holdersOf lists the ready peers that serve experts of a model: what they
+// announce, or all of it when only their hello says so yet.
+func (n *Node) holdersOf(id gguf.ModelID) []experts.Holder {
+	announced := map[string][]experts.Slice{}
+	for _, h := range n.exchange.table.Holders(id, time.Now()) {
+		for _, hold := range h.News.Holdings {
+			if hold.State == market.Serving || hold.State == market.Leaving {
+				announced[h.Peer] = append(announced[h.Peer], wireSlice(hold.Slice))
+			}
+		}
+	}
+	var out []experts.Holder
+	for _, p := range n.host.Peers() {
+		if p.Peer == nil {
+			continue
+		}
+		h := experts.Holder{Peer: p.ID.String(), Slices: announced[p.ID.String()], RTT: p.RTT}
+		if len(h.Slices) == 0 && serves(p.Peer, id) {
+			h.Slices = []experts.Slice{n.file.all()}
+		}
+		if len(h.Slices) > 0 {
+			out = append(out, h)
+		}
+	}
+	return out
+}
+
+// runs is what this node says of the model that it runs for clients.
+func (n *Node) runs(now time.Time) (market.ModelNews, bool) {
+	if n.dispatch == nil {
+		return market.ModelNews{}, false
+	}
+	return market.ModelNews{
+		ID: n.file.id, Name: n.file.name(), Full: n.file.Kind() == gguf.Full, Backbone: true,
+		Demand: n.dispatch.demand(now),
+	}, true
+}
+
+// Coverage says who holds what of every model that is announced.
+func (n *Node) Coverage(context.Context) ([]api.CoverageMap, error) {
+	if n.exchange == nil {
+		return nil, noNetwork("coverage")
+	}
+	return n.exchange.coverage(time.Now()), nil
+}
+
+func noNetwork(what string) error {
+	return &api.Error{Code: api.CodeBadRequest, Message: fmt.Sprintf(
+		"%s is of a network with a file: make one with `kvasir network create NAME`, and start kvasird with --network NAME.toml", what)}
+}
+
+// Pause ends or begins what this node does for others.
+func (n *Node) Pause(ctx context.Context, paused bool) (api.PauseResult, error) {
+	if n.exchange == nil || n.exchange.volunteer == nil {
+		return api.PauseResult{}, &api.Error{Code: api.CodeBadRequest, Message: "this node is no volunteer: it has nothing to pause"}
+	}
+	result := api.PauseResult{Paused: paused}
+	n.exchange.volunteer.paused.Store(paused)
+	n.exchange.changed()
+	if !paused {
+		return result, n.workers.resume()
+	}
+	limit, cancel := context.WithTimeout(ctx, drainTime)
+	defer cancel()
+	if err := n.workers.drain(limit); err != nil {
+		result.Note = "Some peers still need what is served here: nobody else has it. It is computed for them until the node stops."
+	}
+	return result, nil
+}
+
+// Model carries out a request on the model store.
+func (n *Node) Model(ctx context.Context, req api.ModelRequest, emit func(api.ModelEvent) error) error {
+	st := n.store
+	if st == nil { // the folder is this daemon's, though it does not use the store
+		var err error
+		if st, err = openStore(n.cfg); err != nil {
+			return err
+		}
+		defer st.Close()
+	}
+	err := doModel(ctx, st, req, emit)
+	if n.exchange != nil {
+		n.exchange.changed()
+	}
+	return err
+}
+
+// replaceFile writes a file so that it is never half there.
+func replaceFile(path string, text []byte) error {
+	f, err := os.CreateTemp(filepath.Dir(path), ".new-*")
+	if err != nil {
+		return err
+	}
+	defer os.Remove(f.Name())
+	_, err = f.Write(text)
+	if err == nil {
+		err = f.Sync()
+	}
+	if closed := f.Close(); err == nil {
+		err = closed
+	}
+	if err != nil {
+		return err
+	}
+	return os.Rename(f.Name(), path)
+}
