@@ -40,7 +40,7 @@ func planBank(m *gguf.Model, layer int, ranges []gguf.Range) (*bank, error) {
 	}
 	next := int32(0)
 	for _, r := range ranges {
-		tensors, err := m.ExpertTensors(layer, r)
+		tensors, err := expertTensors(m, layer, r)
 		if err != nil {
 			return nil, err
 		}
@@ -63,6 +63,15 @@ func planBank(m *gguf.Model, layer int, ranges []gguf.Range) (*bank, error) {
 		b.stacked = 2 // backends have other layouts and sums for a matrix that is not stacked: it is held twice
 	}
 	return b, nil
+}
+
+// expertTensors is where a range of experts lies. Of a model that is not whole yet
+// also those may be asked for that are still to come: reading them fails then.
+func expertTensors(m *gguf.Model, layer int, r gguf.Range) ([]gguf.ExpertTensor, error) {
+	if m.Kind() == gguf.Partial {
+		return m.PlanSlice(gguf.Slice{Layers: gguf.Range{Begin: layer, End: layer + 1}, Experts: r})
+	}
+	return m.ExpertTensors(layer, r)
 }
 
 // add takes in the tensors of one range.
