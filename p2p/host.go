@@ -51,6 +51,8 @@ type Host struct {
 	relay *relayService
 	taken *reserver // into relays
 
+	puncher *puncher
+
 	closeOnce sync.Once
 	closeErr  error
 
@@ -178,6 +180,9 @@ func (h *Host) openNode() (host.Host, error) {
 func (h *Host) startServices(ctx context.Context) error {
 	h.node.SetStreamHandler(h.protocolID(ctlProtocol), h.hearts.answer)
 	err := h.subscribe(ctx)
+	if err == nil && h.makeNode == nil {
+		h.puncher, err = newPuncher(h.node, &h.outlook)
+	}
 	if err == nil {
 		err = h.gossip.start(ctx)
 	}
@@ -295,6 +300,9 @@ func (h *Host) close() error {
 	}
 	if h.relay != nil {
 		errs = append(errs, h.relay.service.Close())
+	}
+	if h.puncher != nil {
+		errs = append(errs, h.puncher.close())
 	}
 	if node != nil {
 		errs = append(errs, node.Close())

@@ -108,6 +108,21 @@ func TestNetHolePunch(t *testing.T) {
 	}
 }
 
+// Nodes that were up before their network meet before libp2p is ready to punch holes; they
+// go direct all the same.
+func TestNetHolePunchAfterLateNetwork(t *testing.T) {
+	s := newSwarm(t)
+	hostA, hostB := s.nat("nata", cone, line).host("a"), s.nat("natb", cone, line).host("b")
+	mend := s.cut()
+	a, b := hostA.start(s.member(viaTCP, viaQUIC)), hostB.start(s.member(viaTCP, viaQUIC))
+	time.Sleep(10 * time.Second)
+	mended := time.Now()
+	mend()
+	met := a.meets(b, "")
+	direct := a.meets(b, p2p.Direct)
+	t.Logf("met (%s) after %v, direct after %v, at %s", met.Path, met.At.Sub(mended), direct.At.Sub(mended), direct.Addr)
+}
+
 // stays checks that two nodes keep a path.
 func stays(t *testing.T, a, b *node, path p2p.Path, d time.Duration) {
 	t.Helper()

@@ -77,7 +77,6 @@ func (h *Host) newNode() (host.Host, error) {
 		libp2p.ConnectionManager(trim),
 		libp2p.DisableMetrics(),
 		libp2p.Ping(false),
-		libp2p.EnableHolePunching(holepunch.WithTracer(&h.outlook)),
 		libp2p.EnableAutoNATv2(),
 		// Otherwise no node tries another's UDP address before a hundred dials of its own,
 		// and an address where nothing gets through is told for ever.

@@ -2,19 +2,20 @@ package p2p
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"math/rand/v2"
 	"time"
 
 	"github.com/libp2p/go-libp2p/core/network"
 	"github.com/libp2p/go-libp2p/core/peer"
-	"github.com/libp2p/go-libp2p/p2p/net/swarm"
 	ma "github.com/multiformats/go-multiaddr"
 )
 
 const (
 	// A relayed peer is dialled directly after firstUpgrade, then after twice that and so
 	// on: it may be on the same local network, or one of both may not be behind NAT after
-	// all. Punching holes is up to libp2p.
+	// all. If that fails, holes are punched.
 	firstUpgrade = time.Second
 	maxUpgrade   = 2 * time.Minute
 
@@ -52,16 +53,29 @@ func (h *Host) upgradeLoop(ctx context.Context) {
 			if time.Now().After(u.next) {
 				u.pause = min(2*u.pause, maxUpgrade)
 				u.next = time.Now().Add(jitter(u.pause, rand.Float64()))
-				h.wg.Go(func() { h.dialDirect(ctx, p) })
+				h.wg.Go(func() { h.upgradePath(ctx, p) })
 			}
 		}
 		tries = relayed
 	}
 }
 
-// dialDirect connects to a relayed peer beside its relay. The hello on the new connection
+// upgradePath connects to a relayed peer beside its relay. The hello on the new connection
 // makes it the peer's.
-func (h *Host) dialDirect(ctx context.Context, p *Peer) {
+func (h *Host) upgradePath(ctx context.Context, p *Peer) {
+	err := h.dialDirect(ctx, p)
+	if c := h.peers.via(p.ID); err != nil && h.puncher != nil && c != nil && isRelayed(c) {
+		if errPunch := h.puncher.punch(c); errPunch != nil {
+			err = fmt.Errorf("%w; %w", err, errPunch)
+		}
+	}
+	if err != nil {
+		h.cfg.Logger.Debug("relayed peer not reached directly", "peer", p.ID, "err", err)
+	}
+}
+
+// dialDirect dials the addresses that are known of a relayed peer.
+func (h *Host) dialDirect(ctx context.Context, p *Peer) error {
 	addrs := p.directAddrs()
 	for _, a := range h.node.Peerstore().Addrs(p.ID) {
 		if _, relayed := protocolOf(a, ma.P_CIRCUIT); !relayed {
@@ -69,16 +83,12 @@ func (h *Host) dialDirect(ctx context.Context, p *Peer) {
 		}
 	}
 	if len(addrs) == 0 {
-		return
+		return errors.New("no direct address of the peer is known")
 	}
 	ctx, cancel := context.WithTimeout(network.WithForceDirectDial(ctx, "upgrade"), upgradeTimeout)
 	defer cancel()
-	if sw, ok := h.node.Network().(*swarm.Swarm); ok {
-		sw.Backoff().Clear(p.ID)
-	}
-	if err := h.node.Connect(ctx, peer.AddrInfo{ID: p.ID, Addrs: addrs}); err != nil {
-		h.cfg.Logger.Debug("relayed peer not reached directly", "peer", p.ID, "err", err)
-	}
+	clearBackoff(h.node, p.ID)
+	return h.node.Connect(ctx, peer.AddrInfo{ID: p.ID, Addrs: addrs})
 }
 
 // directAddrs are the addresses of this node without relays, as many as a hello takes.
