@@ -245,9 +245,10 @@ func dispatchBench(b *testing.B, d *Dispatcher, tokens int) {
 }
 
 // BenchmarkSlowReplica is one token over two workers of the whole layer: both well; one with 50 ms
-// added to every frame's way; one that stalls for 50 ms in one call of twenty. Hedging on and off.
+// added to every frame's way; one that stalls for 50 ms in one call of 2000; both that do. Hedging
+// on and off.
 func BenchmarkSlowReplica(b *testing.B) {
-	for _, fault := range []string{"none", "far", "stalls"} {
+	for _, fault := range []string{"none", "far", "stalls", "both stall"} {
 		for _, off := range []bool{false, true} {
 			b.Run(fmt.Sprintf("fault=%s/hedge=%v", fault, !off), func(b *testing.B) {
 				addrs := staticDialer{"0": child(b, "worker"), "1": child(b, "worker")}
@@ -273,7 +274,7 @@ func BenchmarkSlowReplica(b *testing.B) {
 	}
 }
 
-// faultyDialer has something be wrong with what peer 1 sends.
+// faultyDialer has something be wrong with what peer 1 sends, or both.
 type faultyDialer struct {
 	staticDialer
 	fault string
@@ -281,13 +282,13 @@ type faultyDialer struct {
 
 func (f *faultyDialer) Dial(ctx context.Context, id string) (net.Conn, error) {
 	c, err := f.staticDialer.Dial(ctx, id)
-	if err != nil || id == "0" || f.fault == "none" {
+	if err != nil || f.fault == "none" || id == "0" && f.fault != "both stall" {
 		return c, err
 	}
 	return delayed(c, f.fault), nil
 }
 
-// delayed passes on what comes from a connection 50 ms later, always or one time in twenty.
+// delayed passes on what comes from a connection 50 ms later, always or one time in 2000.
 func delayed(c net.Conn, fault string) net.Conn {
 	here, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -316,7 +317,7 @@ func delayed(c net.Conn, fault string) net.Conn {
 				return
 			}
 			at := time.Now()
-			if fault == "far" || n%20 == 0 {
+			if fault == "far" || n%2000 == 1999 {
 				at = at.Add(50 * time.Millisecond)
 			}
 			line <- chunk{b[:got], at}
