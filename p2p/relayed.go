@@ -116,7 +116,10 @@ func (r *reserver) dropLost(all bool) bool {
 		switch {
 		case c.addrs != nil && (all || !c.ready):
 			c.addrs, c.next, c.pause = nil, time.Time{}, firstReserve
-			c.err = errors.New("the connection to it was lost")
+			if !all {
+				c.err = errors.New("the connection to it was lost")
+			}
+			r.h.cfg.Logger.Info("no longer reached through relay", "peer", id, "needed", !all)
 			dropped = true
 		case c.addrs == nil && c.ready && !was:
 			c.next, c.pause = time.Time{}, firstReserve
