@@ -20,6 +20,13 @@
 // signed; from it follow the [Rights] that this node grants the peer, for as long as the
 // ticket is good. What was revoked reaches every node from any: see [Host.Revoke].
 //
+// What nodes say to all. A [Topic] carries [Envelope]s, signed by their author, to every
+// node that joined it: only the newest of an author counts, until its time is over, and
+// nobody can bring an old one back. Who is not reached by gossip pulls.
+//
+// Who misbehaves. [Host.Blame] lowers a peer's [Standing]; below a bound it is cut off for
+// a time. A ready peer that says nothing for six seconds is lost.
+//
 // Invariants:
 //   - Nothing but the hello works before both sides passed it: streams and lanes of a
 //     peer that did not are refused, and so is opening one to it. That holds for the DHT,

@@ -39,6 +39,12 @@ const (
 	// messageIDBytes of a hash name a message.
 	messageIDBytes = 16
 
+	// meshDegree is to how many peers a message goes on.
+	meshDegree = 4
+	// dontWantBytes is the size from which peers are told that they need not send a message
+	// again; more than all the ids that this takes.
+	dontWantBytes = 256
+
 	sweepTopics = 30 * time.Second
 
 	// How often one author may speak on a topic. Others allow a little more, so that who
@@ -134,6 +140,7 @@ func (g *gossip) start(ctx context.Context) error {
 	silent := slog.New(slog.DiscardHandler)
 	ps, err := pubsub.NewGossipSub(ctx, &gossipHost{Host: g.h.node, g: g},
 		pubsub.WithGossipSubProtocols([]protocol.ID{g.meshProtocol()}, meshFeatures),
+		pubsub.WithGossipSubParams(meshParams()),
 		pubsub.WithMessageSignaturePolicy(pubsub.StrictNoSign),
 		pubsub.WithNoAuthor(),
 		pubsub.WithMessageIdFn(messageID),
@@ -158,6 +165,16 @@ func (g *gossip) start(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// meshParams are for small messages that are repeated soon, and pulled when they got lost:
+// fewer copies than gossipsub sends by default.
+func meshParams() pubsub.GossipSubParams {
+	p := pubsub.DefaultGossipSubParams()
+	p.D, p.Dlo, p.Dhi, p.Dscore, p.Dout = meshDegree, meshDegree-1, 2*meshDegree, meshDegree-1, 1
+	p.Dlazy = meshDegree
+	p.IDontWantMessageThreshold = dontWantBytes
+	return p
 }
 
 // meshFeatures: no peer exchange, which would have third parties say whom to connect to.

@@ -1,6 +1,8 @@
 package p2p
 
 import (
+	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"time"
@@ -39,6 +41,10 @@ func (t *Topic) take(src peer.ID, raw []byte, pulled bool) pubsub.ValidationResu
 	t.g.countAccepted(pulled)
 	if t.cfg.Handle != nil {
 		t.cfg.Handle(*e)
+	}
+	if pulled && src == e.From {
+		// It spoke before it was in the mesh: others have not heard it either.
+		t.mesh.Publish(context.Background(), bytes.Clone(raw))
 	}
 	return pubsub.ValidationAccept
 }
@@ -82,7 +88,7 @@ func (t *Topic) read(src peer.ID, raw []byte, now time.Time) (*Envelope, error) 
 		}
 		return nil, nil
 	}
-	e.Body = append([]byte(nil), e.Body...)
+	e.Body = bytes.Clone(e.Body)
 	return &e, nil
 }
 
@@ -169,7 +175,7 @@ func (t *Topic) keep(src peer.ID, e *Envelope, raw []byte, valid bool, now time.
 		t.addLocked(e.From, a)
 	}
 	if valid {
-		t.setLocked(a, e, append([]byte(nil), raw...))
+		t.setLocked(a, e, bytes.Clone(raw))
 	} else {
 		t.setLocked(a, nil, nil)
 	}

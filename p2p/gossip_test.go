@@ -115,6 +115,19 @@ func TestGossipLateJoiner(t *testing.T) {
 	}
 }
 
+// What a newcomer says before any mesh knows it reaches those behind its first peer too.
+func TestFirstWordsAreHeardByAll(t *testing.T) {
+	a, _, la := startGossip(t, nil)
+	b, _, _ := startGossip(t, nil)
+	c, tc, _ := startGossip(t, nil)
+	hello(t, a, b)
+	hello(t, c, b)
+	if err := tc.Publish([]byte("first"), time.Minute); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the first words arrive", func() bool { return la.heard("first") })
+}
+
 // Joining while running pulls as well, and takes part from then on.
 func TestJoinTopicWhileRunning(t *testing.T) {
 	a, ta, _ := startGossip(t, nil)
