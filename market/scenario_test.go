@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime/debug"
 	"slices"
 	"testing"
 	"time"
@@ -148,7 +149,7 @@ var scenarios = []scenario{
 	}},
 	{name: "burst-100", policy: Policy{Target: 25, Ceiling: 25}, shape: layers(1, 256), play: func(x *summary) { burst(x, 100) }},
 	{name: "burst-1000", policy: Policy{Target: 250, Ceiling: 250}, shape: layers(1, 256), play: func(x *summary) { burst(x, 1000) }},
-	{name: "burst-1000-scarce-layer", shape: layers(4, 256), play: scarceLayer},
+	{name: "burst-300-scarce-layer", shape: layers(4, 256), play: scarceLayer},
 	{name: "burst-100-uneven", policy: Policy{Target: 1000, Ceiling: 1000}, shape: layers(1, 256), play: func(x *summary) {
 		for i := range 100 { // from 16 to 112 experts each
 			x.add(16+32*(i%4), 20*mega, 0)
@@ -375,12 +376,12 @@ func scarceLayer(x *summary) {
 		}
 	}
 	x.run(20 * time.Second)
-	for range 1000 {
+	for range 300 {
 		x.add(64, 20*mega, 0)
 	}
 	x.until("every expert served", 10*time.Minute, atLeast(1))
-	x.run(AnnounceEvery(1000) * 2)
-	x.line("after two epochs of %v:", AnnounceEvery(1000))
+	x.run(AnnounceEvery(300) * 2)
+	x.line("after two epochs of %v:", AnnounceEvery(300))
 	x.report()
 	least, most := spread(x.sim)
 	if most > 5 {
@@ -394,8 +395,11 @@ func scarceLayer(x *summary) {
 }
 
 func TestScenarios(t *testing.T) {
+	old := debug.SetGCPercent(300) // a thousand tables are live, and there is memory
+	t.Cleanup(func() { debug.SetGCPercent(old) })
 	for i, sc := range scenarios {
 		t.Run(sc.name, func(t *testing.T) {
+			t.Parallel()
 			begin := time.Now()
 			if sc.size == 0 {
 				sc.size = expertBytes
