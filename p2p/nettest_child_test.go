@@ -63,9 +63,10 @@ type message struct {
 }
 
 type nodeEvent struct {
-	What string    // "up", "ready", "lost"
+	What string    // "up", "ready", "lost", "heard"
 	Peer peer.ID   // for "up", the node itself
 	Addr string    // "ready": where the peer is connected
+	Text string    // "heard": what the peer published
 	Path p2p.Path  // "ready"
 	At   time.Time // on the clock of the machine, which all nodes share
 }
@@ -80,6 +81,7 @@ type echoArg struct {
 // child is the node under test.
 type child struct {
 	host *p2p.Host
+	news *p2p.Topic
 
 	mu  sync.Mutex // guards out
 	out *json.Encoder
@@ -129,7 +131,8 @@ func (c *child) run(in *bufio.Reader) (err error) {
 	}
 }
 
-func startNode(spec nodeSpec, w p2p.Watcher) (*p2p.Host, error) {
+// startNode starts a host, and tells c of its events if it is not nil.
+func startNode(spec nodeSpec, c *child) (*p2p.Host, error) {
 	cfg := p2p.Config{
 		Network: "nettest", Pack: "llama-v0.5.0/1", Agent: "kvasird/nettest", Protocols: []string{"echo/1"},
 		Listen: spec.Listen, LaneListen: "0.0.0.0:4002", NoLane: spec.NoLane,
@@ -167,8 +170,12 @@ func startNode(spec nodeSpec, w p2p.Watcher) (*p2p.Host, error) {
 	if err := h.HandleStream("echo/1", func(_ *p2p.Peer, c p2p.Conn) { io.Copy(c, c) }); err != nil {
 		return nil, err
 	}
-	if w != nil {
-		h.Watch(w)
+	if c != nil {
+		h.Watch(c)
+		c.news, err = h.JoinTopic(p2p.TopicConfig{Name: "news", MaxBody: 1024, Handle: c.hear})
+		if err != nil {
+			return nil, err
+		}
 	}
 	return h, h.Start()
 }
@@ -192,6 +199,10 @@ func (c *child) PeerReady(p *p2p.Peer) {
 
 func (c *child) PeerLost(p *p2p.Peer) { c.event(nodeEvent{What: "lost", Peer: p.ID}) }
 
+func (c *child) hear(e p2p.Envelope) {
+	c.event(nodeEvent{What: "heard", Peer: e.From, Text: string(e.Body)})
+}
+
 func (c *child) serve(r request) {
 	m := message{ID: r.ID}
 	result, err := c.do(r.Op, r.Arg)
@@ -210,6 +221,8 @@ func (c *child) do(op string, arg json.RawMessage) (any, error) {
 	switch op {
 	case "addrs":
 		return c.host.Addrs(), nil
+	case "publish":
+		return nil, c.news.Publish([]byte(unquote(arg)), 10*time.Minute)
 	case "provide":
 		return nil, c.host.Provide(ctx, unquote(arg))
 	case "find":

@@ -81,6 +81,8 @@ func certificate(t testing.TB, ip string) (certPEM, keyPEM []byte) {
 // echoes has both nodes get their bytes back from the other.
 func echoes(a, b *node) {
 	a.t.Helper()
+	a.has(b)
+	b.has(a)
 	a.echo(b, 200_000, 3, false)
 	b.echo(a, 200_000, 3, false)
 }
@@ -127,8 +129,7 @@ func TestNetHolePunchAfterLateNetwork(t *testing.T) {
 func stays(t *testing.T, a, b *node, path p2p.Path, d time.Duration) {
 	t.Helper()
 	for end := time.Now().Add(d); time.Now().Before(end); time.Sleep(100 * time.Millisecond) {
-		atA, _ := a.now(b)
-		atB, _ := b.now(a)
+		atA, atB := a.now(b), b.now(a)
 		if atA != path || atB != path {
 			t.Fatalf("%s is %q at %s, which is %q at the other, want both %q", b.name, atA, a.name, atB, path)
 		}
@@ -151,6 +152,20 @@ func TestNetSymmetricNAT(t *testing.T) {
 	echoes(a, b)
 	r := a.reports("a symmetric NAT", func(r p2p.Report) bool { return strings.Contains(r.NAT, "symmetric") && r.RelayedPeers == 1 })
 	t.Logf("%+v", r)
+}
+
+// A relay that no configuration names is found in the DHT.
+func TestNetRelayFromDHT(t *testing.T) {
+	s := newSwarm(t)
+	spec := s.member(viaTCP, viaQUIC)
+	spec.Relays = nil
+	start := time.Now()
+	a := s.nat("nata", symmetric, line).host("a").start(spec)
+	b := s.nat("natb", symmetric, line).host("b").start(spec)
+	met := a.meets(b, p2p.Relayed)
+	b.meets(a, p2p.Relayed)
+	t.Logf("met after %v", met.At.Sub(start))
+	echoes(a, b)
 }
 
 // Where nothing but TCP to port 443 gets out, two nodes meet at the relay's websocket,

@@ -35,6 +35,7 @@ type node struct {
 	log   string // file
 	ended chan struct{}
 	gone  bool // killed or frozen by the test
+	done  bool // stopped
 
 	mu       sync.Mutex // guards what follows
 	changed  chan struct{}
@@ -195,17 +196,27 @@ func (n *node) loses(other *node, since time.Time) nodeEvent {
 }
 
 // now is the path to other at the moment; "" when it is not ready.
-func (n *node) now(other *node) (path p2p.Path, addr string) {
+func (n *node) now(other *node) p2p.Path {
 	n.mu.Lock()
 	defer n.mu.Unlock()
+	return n.nowLocked(other)
+}
+
+func (n *node) nowLocked(other *node) (path p2p.Path) {
 	for _, e := range n.events {
-		if e.Peer == other.id && e.What == "ready" {
-			path, addr = e.Path, e.Addr
-		} else if e.Peer == other.id && e.What == "lost" {
-			path, addr = "", ""
+		if e.Peer == other.id && (e.What == "ready" || e.What == "lost") {
+			path = e.Path
 		}
 	}
-	return path, addr
+	return path
+}
+
+// has waits until other is ready.
+func (n *node) has(other *node) {
+	n.t.Helper()
+	if !n.wait(patience, func() bool { return n.nowLocked(other) != "" }) {
+		n.t.Fatalf("%s does not have %s after %v", n.name, other.name, patience)
+	}
 }
 
 // call has the node do something and stores the result.
@@ -231,6 +242,14 @@ func (n *node) call(op string, arg, result any) error {
 		return nil
 	}
 	return json.Unmarshal(answer.Result, result)
+}
+
+// hears waits until other's words have come here.
+func (n *node) hears(other *node, text string, since time.Time) nodeEvent {
+	n.t.Helper()
+	return n.awaitSince("hear "+text, since, func(e nodeEvent) bool {
+		return e.What == "heard" && e.Peer == other.id && e.Text == text
+	})
 }
 
 // reports waits until what the node says of its connections is as wanted.
@@ -294,6 +313,10 @@ func (n *node) kill() {
 
 // stop has the node close its host and end, unless the test has ended it.
 func (n *node) stop() {
+	if n.done {
+		return
+	}
+	n.done = true
 	n.stdin.Close()
 	if n.gone {
 		n.cmd.Process.Kill()

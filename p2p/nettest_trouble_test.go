@@ -3,6 +3,7 @@
 package p2p_test
 
 import (
+	"path/filepath"
 	"slices"
 	"strings"
 	"syscall"
@@ -55,7 +56,8 @@ func TestNetRemappedPort(t *testing.T) {
 	}
 }
 
-// The network is cut for all, and everybody comes back unaided when it is mended.
+// The network is cut for all, and everybody comes back unaided when it is mended; what was
+// published meanwhile arrives.
 func TestNetOutage(t *testing.T) {
 	s := newSwarm(t)
 	a := s.nat("nata", symmetric, line).host("a").start(s.member(viaTCP, viaQUIC))
@@ -71,6 +73,9 @@ func TestNetOutage(t *testing.T) {
 		lost := pair[0].loses(pair[1], cut)
 		t.Logf("%s lost %s after %v", pair[0].name, pair[1].name, lost.At.Sub(cut))
 	}
+	if err := a.call("publish", "a was here", nil); err != nil {
+		t.Fatal(err)
+	}
 	time.Sleep(20 * time.Second) // the outage itself: pauses between attempts grow
 	mended := time.Now()
 	mend()
@@ -78,8 +83,34 @@ func TestNetOutage(t *testing.T) {
 		back := pair[0].meetsSince(pair[1], "", mended)
 		t.Logf("%s and %s are back (%s) after %v", pair[0].name, pair[1].name, back.Path, back.At.Sub(mended))
 	}
+	for _, n := range []*node{b, c, s.relay} {
+		heard := n.hears(a, "a was here", mended)
+		t.Logf("%s heard %s after %v", n.name, a.name, heard.At.Sub(mended))
+	}
 	echoes(a, b)
 	echoes(a, c)
+}
+
+// A node that remembers good peers comes back when its first contact is gone for good.
+func TestNetRemembered(t *testing.T) {
+	s := newSwarm(t)
+	a := s.public("a", line).start(s.member(viaTCP, viaQUIC))
+	at := s.public("b", line)
+	spec := s.member(viaTCP, viaQUIC)
+	spec.Remember = filepath.Join(at.dir(), "remember")
+	b := at.start(spec)
+	b.meets(a, p2p.Direct)
+	b.measures(a)
+	b.stop()
+	a.loses(b, time.Time{})
+	s.relay.kill()
+
+	spec.Bootstrap, spec.Relays = nil, nil
+	start := time.Now()
+	b = at.start(spec)
+	met := b.meets(a, p2p.Direct)
+	t.Logf("met again after %v", met.At.Sub(start))
+	echoes(a, b)
 }
 
 // A peer that is frozen or killed is lost long before the transports would notice, and
