@@ -33,10 +33,10 @@ const (
 )
 
 // faultWeights is the score of one fault. A score of cutOffScore cuts the peer off. What
-// can not happen to an honest peer weighs much; what a slow line or a wrong clock does,
-// little.
+// can not happen to an honest peer weighs much; what a slow line, a wrong clock or a
+// mistyped address does, little: who tries again every few seconds is still told why.
 var faultWeights = [faultKinds]float64{
-	Malformed: 25, Forged: 50, Invalid: 20, Flood: 5, WrongData: 50, WrongNetwork: 10, FutureDated: 2, Unresponsive: 2,
+	Malformed: 25, Forged: 50, Invalid: 20, Flood: 5, WrongData: 50, WrongNetwork: 1, FutureDated: 2, Unresponsive: 2,
 }
 
 var faultNames = [faultKinds]string{
