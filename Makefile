@@ -1,6 +1,6 @@
 # Every target works from a plain checkout; `make help` lists them.
 .DEFAULT_GOAL := help
-.PHONY: help deps build test test-net test-vulkan check demo bench bench-net fuzz clean clean-deps
+.PHONY: help deps build test test-net test-chaos test-vulkan check demo bench bench-net fuzz clean clean-deps
 
 STATICCHECK = honnef.co/go/tools/cmd/staticcheck@v0.8.2
 GO_FILES    = $(shell find cmd node p2p ring experts market settle ggml -name '*.go' 2>/dev/null)
@@ -29,6 +29,7 @@ check: deps ## format, vet, staticcheck, tidy, build without cgo, tests with the
 	@bad=$$(gofmt -l $(GO_FILES)); [ -z "$$bad" ] || { echo "not formatted (gofmt -w): $$bad"; exit 1; }
 	go vet ./...
 	go vet -tags nettest ./p2p
+	go vet -tags chaos ./node
 	go run $(STATICCHECK) ./...
 	go mod tidy -diff
 	CGO_ENABLED=0 go build ./...
@@ -38,6 +39,11 @@ check: deps ## format, vet, staticcheck, tidy, build without cgo, tests with the
 # The tests make network namespaces of their own and leave nothing behind.
 test-net: ## nodes behind NATs, relays and bad lines; needs root (Debian: iproute2 nftables)
 	go test -tags nettest -count=1 -timeout 10m -run '^TestNet' $(GOTESTFLAGS) ./p2p
+
+# It drops packets in a network namespace of its own.
+test-chaos: deps ## three minutes of kills, stops and black holes under requests; needs root (Debian: iproute2 nftables)
+	unshare -n sh -c 'ip link set lo up && ip route add 224.0.0.0/4 dev lo && \
+		go test -tags chaos -count=1 -timeout 12m -run "^TestChaos$$" -v $(GOTESTFLAGS) ./node'
 
 # Mesa's driver computes Vulkan on the CPU where there is no GPU; it wants to be named.
 test-vulkan: ## the expert kernel on a Vulkan device (Debian: libvulkan1 and a driver, such as mesa-vulkan-drivers)

@@ -4,11 +4,14 @@ package node
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"net/http"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -47,16 +50,23 @@ func (n *network) join(name string, args ...string) *child {
 // covered waits until every expert is served by so many volunteers, as c sees it.
 func (n *network) covered(c *child, replicas int) {
 	n.t.Helper()
-	eventually(n.t, func() error {
+	for {
 		maps, err := c.client().Coverage(n.ctx)
-		if err != nil {
-			return err
+		if err == nil && len(maps) == 0 {
+			err = errors.New("no model is known")
 		}
-		if len(maps) == 0 {
-			return errors.New("no model is known")
+		if err == nil {
+			err = leastCovered(maps[0], replicas)
 		}
-		return leastCovered(maps[0], replicas)
-	})
+		if err == nil {
+			return
+		}
+		select {
+		case <-n.ctx.Done():
+			n.t.Fatal(err)
+		case <-time.After(100 * time.Millisecond):
+		}
+	}
 }
 
 func leastCovered(m api.CoverageMap, replicas int) error {
@@ -108,5 +118,63 @@ func TestSwarmFormsItself(t *testing.T) {
 	}
 	if rows == 0 {
 		t.Error("the volunteers computed nothing")
+	}
+}
+
+// TestMarketHTTP: what the market says over HTTP is what the swarm is.
+func TestMarketHTTP(t *testing.T) {
+	n := newNetwork(t, NewNetwork{Replicas: 2})
+	n.backbone = n.join("backbone", "--model", n.whole)
+	st, err := n.backbone.await(n.ctx, serving)
+	if err != nil {
+		t.Fatal(err)
+	}
+	n.http = st.HTTP
+	post := func(path, body string) (int, map[string]any) {
+		t.Helper()
+		resp, err := http.Post("http://"+n.http+path, "application/json", strings.NewReader(body))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer resp.Body.Close()
+		var reply map[string]any
+		if err := json.NewDecoder(resp.Body).Decode(&reply); err != nil {
+			t.Fatal(err)
+		}
+		return resp.StatusCode, reply
+	}
+	if status, reply := post("/api/expert-coverage", `{"worker":"a","holdings":[{"layer":0,"experts":[0,16]}]}`); status != 200 {
+		t.Fatalf("heartbeat: %d %v", status, reply)
+	}
+	status, reply := post("/api/expert-volunteer", `{"max_experts":8}`)
+	if status != 200 || reply["scarcity"] != 1.0 || reply["target"] != 2.0 {
+		t.Errorf("volunteer: %d %v", status, reply)
+	}
+	resp, err := http.Get("http://" + n.http + "/api/expert-demand")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	var demand struct {
+		Experts  int `json:"experts"`
+		Segments []struct {
+			Layer    int    `json:"layer"`
+			Experts  [2]int `json:"experts"`
+			Replicas int    `json:"replicas"`
+		} `json:"segments"`
+	}
+	if err := json.NewDecoder(resp.Body).Decode(&demand); err != nil {
+		t.Fatal(err)
+	}
+	if demand.Experts != 32 || len(demand.Segments) != 5 || demand.Segments[0].Experts != [2]int{0, 16} || demand.Segments[0].Replicas != 1 {
+		t.Errorf("demand %+v, want layer 0 in two and three other layers", demand)
+	}
+	for path, body := range map[string]string{
+		"/api/expert-coverage":  `{"holdings":[{"layer":9,"experts":[0,16]}]}`,
+		"/api/expert-volunteer": `{"max_experts":"many"}`,
+	} {
+		if status, reply := post(path, body); status != 400 || reply["error"] == nil {
+			t.Errorf("%s %s: %d %v, want 400 and why", path, body, status, reply)
+		}
 	}
 }

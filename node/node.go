@@ -35,6 +35,7 @@ const (
 	stopTime       = 10 * time.Second // for a daemon to end, of which
 	answerTime     = 3 * time.Second  // for running answers to end by themselves, and
 	doorTime       = 5 * time.Second  // for their clients to read that, or why they do not
+	leaveTime      = 3 * time.Second  // for those who have experts computed here to go elsewhere
 	canaryPause    = 2 * time.Second  // between canaries while one fails
 	canaryDeadline = 30 * time.Second
 )
@@ -65,6 +66,8 @@ type Node struct {
 
 	stops []func() error // in the order of starting
 
+	storeMu sync.Mutex // held while a node without a network file works on its store
+
 	mu    sync.Mutex // guards what follows
 	state api.State
 	tried bool // a canary went through every part once
@@ -92,6 +95,9 @@ func Run(ctx context.Context, cfg Config, log *slog.Logger, ready func(*Node)) (
 	}
 	n.setState(api.StateStopping)
 	log.Info("stopping")
+	leave, done := context.WithTimeout(context.Background(), leaveTime)
+	defer done()
+	n.workers.drain(leave) // who still needs this node then hears that it is gone
 	wait()
 	return err
 }
@@ -286,6 +292,9 @@ func (n *Node) startDoor() (err error) {
 	cfg := gateway.Config{Logger: n.log}
 	if n.engine != nil {
 		cfg.Models = []gateway.Model{n.served()}
+	}
+	if n.exchange != nil {
+		cfg.Routes = newMarketDoor(n.exchange.table, n.weights).routes()
 	}
 	if n.gateway, err = gateway.New(cfg); err != nil {
 		return err

@@ -85,22 +85,19 @@ func (v *volunteer) size(id gguf.ModelID, g *gguf.Model) error {
 	if err != nil {
 		return err
 	}
-	list, n := make([]int64, g.Layers()), int64(g.Experts())
+	list, err := expertSizes(g)
+	if err != nil {
+		return err
+	}
+	n := int64(g.Experts())
 	for _, layer := range g.ExpertLayers() {
-		s := gguf.Slice{Layers: gguf.Range{Begin: layer, End: layer + 1}, Experts: gguf.Range{End: int(n)}}
-		held, _, err := part.kernel.SliceBytes(g, s)
+		held, _, err := part.kernel.SliceBytes(g, gguf.Slice{
+			Layers: gguf.Range{Begin: layer, End: layer + 1}, Experts: gguf.Range{End: int(n)},
+		})
 		if err != nil {
 			return err
 		}
-		tensors, err := g.PlanSlice(s)
-		if err != nil {
-			return err
-		}
-		disk := int64(0)
-		for _, t := range tensors {
-			disk += t.Bytes
-		}
-		list[layer] = (max(held, disk) + n - 1) / n
+		list[layer] = max(list[layer], (held+n-1)/n)
 	}
 	v.sizes[id] = list
 	return nil
