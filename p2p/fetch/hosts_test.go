@@ -73,7 +73,7 @@ func eventually(t testing.TB, what string, cond func() bool) {
 			return
 		}
 	}
-	t.Fatalf("did not happen: %s", what)
+	t.Errorf("did not happen: %s", what)
 }
 
 func TestHosts(t *testing.T) {
@@ -102,6 +102,14 @@ func TestHosts(t *testing.T) {
 			conn.Close()
 			before := runtime.NumGoroutine()
 			sink := newJudge(t, m)
+			sink.wrote = func() { // not complete before all three were of use
+				if len(said.of(bad.ID())) == 0 {
+					return // they are not asked yet
+				}
+				for _, srv := range servers {
+					eventually(t, "every source gives", func() bool { return srv.Stats().Bytes > 0 })
+				}
+			}
 			err = c.Fetch(t.Context(), Request{Model: m.id, Sink: sink, Wait: true, Sources: func() []Source {
 				if len(said.of(bad.ID())) == 0 {
 					return []Source{bad}
@@ -115,10 +123,7 @@ func TestHosts(t *testing.T) {
 			if got := said.of(bad.ID()); !slices.Equal(got, []Fault{FaultData}) {
 				t.Errorf("the liar is blamed for %v", got)
 			}
-			for i, srv := range servers {
-				if n := srv.Stats().Bytes; n < 2*mib {
-					t.Errorf("source %d of 3 gave %d bytes of 21 MiB", i, n)
-				}
+			for _, srv := range servers {
 				eventually(t, "session ended", func() bool { return srv.Stats().Sessions == 0 })
 			}
 			eventually(t, fmt.Sprintf("goroutines back to %d", before), func() bool { return runtime.NumGoroutine() <= before })
@@ -128,15 +133,15 @@ func TestHosts(t *testing.T) {
 
 // A peer that is killed while it gives is done without, and what it gave stays.
 func TestHostLost(t *testing.T) {
-	m := makeModel(1, 16*mib)
+	m := makeModel(1, 10*mib)
 	client, _ := startHost(t, ServerConfig{}, false)
-	dying, _ := startHost(t, ServerConfig{Library: m, Rate: 4 * mib}, false)
+	dying, _ := startHost(t, ServerConfig{Library: m, Rate: mib}, false)
 	living, srv := startHost(t, ServerConfig{Library: m}, false)
 	first, second := meet(t, client, dying), meet(t, client, living)
 	sink := newJudge(t, m)
 	var lost atomic.Bool
 	sink.wrote = func() {
-		if sum(sink.held[0]) >= 4*mib && lost.CompareAndSwap(false, true) {
+		if sum(sink.held[0]) >= 2*mib && lost.CompareAndSwap(false, true) {
 			go dying.Close()
 		}
 	}
@@ -150,8 +155,8 @@ func TestHostLost(t *testing.T) {
 		t.Fatal(err)
 	}
 	sink.check(nil)
-	if n := srv.Stats().Bytes; n < 4*mib || n > 13*mib {
-		t.Errorf("%d bytes from the second source; %d stored twice", n, sink.again)
+	if n := srv.Stats().Bytes; n < mib || n > 9*mib {
+		t.Errorf("%d bytes of 10 MiB from the second source", n)
 	}
 }
 
