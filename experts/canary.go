@@ -6,18 +6,22 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"sync"
 	"time"
 )
 
 // Before a worker is given calls for the experts of a span, it must have computed a row with
 // some of them, and where others can compute the same row most of them must agree. The
-// backbone's own copy is always right; between workers that differ, those that serve already
-// stand against a single newcomer.
+// backbone's own copy is always right; between two workers that differ and nobody else, the one
+// that has served for longer is believed, and the other one is not used, but not held to have
+// lied either.
 const (
 	// tolerance is how far, relative to its length, a row may lie from another backend's.
 	tolerance = 0.05
-	// witnesses is how many others are asked for a row, if there is no own copy.
-	witnesses = 2
+	// mostWitnesses is how many others are asked for a row, if there is no own copy.
+	mostWitnesses = 2
+	// trialsAtOnce bounds the programs for which a worker is tried at a time.
+	trialsAtOnce = 8
 	// triedSpans bounds the spans that are tried in one call.
 	triedSpans = 64
 	// sampled bounds the elements of a row that are kept.
@@ -36,6 +40,7 @@ type programState struct {
 	proved   []span // what calls are sent for
 	failed   []span // what was tried last, in vain
 	trouble  string // why
+	trying   bool   // a trial is under way
 	retry    time.Time
 	wait     time.Duration // the pause before retry
 }
@@ -60,10 +65,17 @@ func (s *session) tellProver() {
 
 // prove tries what the worker offers, until ctx ends.
 func (s *session) prove(ctx context.Context) {
+	var trials sync.WaitGroup
+	defer trials.Wait()
+	room := make(chan struct{}, trialsAtOnce)
 	for ctx.Err() == nil {
 		p, spans, at := s.d.nextProof(s, time.Now())
 		if p != nil {
-			s.d.tryOut(ctx, s, p, spans)
+			room <- struct{}{}
+			trials.Go(func() {
+				s.d.tryOut(ctx, s, p, spans)
+				<-room
+			})
 			continue
 		}
 		var later <-chan time.Time
@@ -78,14 +90,15 @@ func (s *session) prove(ctx context.Context) {
 	}
 }
 
-// nextProof returns what a worker has to be tried for, or when there will be something.
+// nextProof returns what a worker has to be tried for, which is its caller's to do from then on, or
+// when there will be something.
 func (d *Dispatcher) nextProof(s *session, now time.Time) (p *program, spans []span, at time.Time) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for _, layer := range *d.programs.Load() {
 		for _, p := range layer {
 			st := s.programs[p]
-			if st == nil || !st.answered || st.refused != "" {
+			if st == nil || !st.answered || st.refused != "" || st.trying {
 				continue
 			}
 			spans = subtract(spansOf(s.offer.Slices, p.layer), st.proved)
@@ -98,6 +111,7 @@ func (d *Dispatcher) nextProof(s *session, now time.Time) (p *program, spans []s
 				continue
 			}
 			if len(spans) > 0 {
+				st.trying = true
 				return p, spans[:min(len(spans), triedSpans)], at
 			}
 		}
@@ -167,36 +181,58 @@ func (d *Dispatcher) rowsOf(ctx context.Context, s *session, p *program, experts
 	return call.Out, nil
 }
 
-// callWitnesses has the own copy, or else others who hold the same experts, compute the row.
+// callWitnesses has the own copy, or else others who hold the same experts, compute the row, as
+// far as they do within half of ProgramWait: the first call of a program waits for all of it.
 func (d *Dispatcher) callWitnesses(ctx context.Context, s *session, p *program, experts []int32) {
-	ask := map[*session][]int32{}
-	var own []int32
-	d.mu.Lock()
+	ctx, cancel := context.WithTimeout(ctx, d.cfg.ProgramWait/2)
+	defer cancel()
+	var own, rest []int32
 	for _, e := range experts {
 		if d.cfg.Local != nil && slices.ContainsFunc(d.cfg.Local.Slices, func(l Slice) bool { return l.holds(p.layer, e) }) {
 			own = append(own, e)
-			continue
-		}
-		for _, o := range d.missingWitnessesLocked(s, p, e) {
-			ask[o] = append(ask[o], e)
+		} else {
+			rest = append(rest, e)
 		}
 	}
-	d.mu.Unlock()
 	if rows := d.ownRows(p, own); rows != nil {
 		d.testify(nil, p, own, rows)
 	}
-	ctx, cancel := context.WithTimeout(ctx, d.cfg.ProgramWait)
-	defer cancel()
-	for o, list := range ask {
+	for o, list := range d.witnesses(ctx, s, p, rest) {
 		if rows, err := d.rowsOf(ctx, o, p, list); err == nil {
 			d.testify(o, p, list, rows)
 		}
 	}
 }
 
-// missingWitnessesLocked are others who hold an expert and whose rows are not known, as many as
-// are missing.
-func (d *Dispatcher) missingWitnessesLocked(s *session, p *program, expert int32) (list []*session) {
+// witnesses are others who are to compute a row, once all who might have answered about the
+// program.
+func (d *Dispatcher) witnesses(ctx context.Context, s *session, p *program, experts []int32) map[*session][]int32 {
+	for {
+		ask, silent := map[*session][]int32{}, false
+		d.mu.Lock()
+		for _, e := range experts {
+			list, wait := d.witnessesLocked(s, p, e)
+			for _, o := range list {
+				ask[o] = append(ask[o], e)
+			}
+			silent = silent || wait
+		}
+		changed := d.changed
+		d.mu.Unlock()
+		if !silent {
+			return ask
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}
+
+// witnessesLocked are others who hold an expert and whose rows are not known, as many as are
+// missing, and whether there might be more once they answered about the program.
+func (d *Dispatcher) witnessesLocked(s *session, p *program, expert int32) (list []*session, silent bool) {
 	known := 0
 	for _, e := range p.evidence[expert] {
 		if e.by != s {
@@ -205,17 +241,18 @@ func (d *Dispatcher) missingWitnessesLocked(s *session, p *program, expert int32
 	}
 	for _, o := range d.sessions {
 		st := o.programs[p]
-		if known+len(list) >= witnesses {
-			break
-		}
-		if o == s || st == nil || !st.answered || st.refused != "" || trust(o.trust.Load()) != trusted ||
+		if o == s || st == nil || st.refused != "" || trust(o.trust.Load()) != trusted ||
 			!contains(spansOf(o.offer.Slices, p.layer), expert) ||
 			slices.ContainsFunc(p.evidence[expert], func(e evidence) bool { return e.by == o }) {
 			continue
 		}
-		list = append(list, o)
+		if !st.answered {
+			silent = true
+		} else if known+len(list) < mostWitnesses {
+			list = append(list, o)
+		}
 	}
-	return list
+	return list, silent && known+len(list) < mostWitnesses
 }
 
 // ownRows is the canary row computed by the backbone's own copy, nil if it cannot.
@@ -288,34 +325,51 @@ func (d *Dispatcher) judge(s *session, p *program, spans []span, experts []int32
 	if st == nil || !slices.Contains(d.sessions, s) {
 		return nil
 	}
+	st.trying = false
+	s.tellProver()
+	offered := spansOf(s.offer.Slices, p.layer)
 	if err == nil {
+		var sure bool
 		d.testifyLocked(s, p, experts, rows)
-		if err = d.verdictLocked(s, p, experts); err != nil {
+		if err, sure = d.verdictLocked(s, p, experts); sure {
 			wrong = append(wrong, s)
 		}
 	}
-	offered := spansOf(s.offer.Slices, p.layer)
 	if err == nil {
 		st.proved = intersect(union(st.proved, spans), offered)
 		st.failed, st.trouble, st.wait = subtract(st.failed, spans), "", 0
+		if s.standing == 0 {
+			d.standings++
+			s.standing = d.standings
+		}
 	} else {
 		d.failLocked(s, st, intersect(spans, offered), err)
 	}
-	for _, e := range experts {
-		for _, other := range p.evidence[e] {
-			o := other.by
-			if o == nil || o == s || o.programs[p] == nil || !contains(o.programs[p].proved, e) {
-				continue
-			}
-			if err := d.verdictLocked(o, p, []int32{e}); err != nil {
-				d.failLocked(o, o.programs[p], o.programs[p].proved, err)
-				wrong = append(wrong, o)
-			}
+	for _, o := range d.servingLocked(s, p, experts) {
+		err, sure := d.verdictLocked(o, p, experts)
+		if err != nil {
+			d.failLocked(o, o.programs[p], o.programs[p].proved, err)
+		}
+		if sure {
+			wrong = append(wrong, o)
 		}
 	}
 	d.routeLocked(p)
 	d.announceLocked()
 	return wrong
+}
+
+// servingLocked are the others that serve some of the experts and whose rows are known.
+func (d *Dispatcher) servingLocked(s *session, p *program, experts []int32) (list []*session) {
+	for _, o := range d.sessions {
+		st := o.programs[p]
+		if o != s && st != nil && slices.ContainsFunc(experts, func(e int32) bool {
+			return contains(st.proved, e) && slices.ContainsFunc(p.evidence[e], func(w evidence) bool { return w.by == o })
+		}) {
+			list = append(list, o)
+		}
+	}
+	return list
 }
 
 // failLocked keeps calls for some spans from a worker until it was tried again.
@@ -328,44 +382,44 @@ func (d *Dispatcher) failLocked(s *session, st *programState, spans []span, err 
 	s.tellProver()
 }
 
-// verdictLocked says what is wrong with a worker's rows of some experts, by those of others.
-func (d *Dispatcher) verdictLocked(s *session, p *program, experts []int32) error {
+// verdictLocked says what is wrong with a worker's rows of some experts, by those of others, and
+// whether that is sure.
+func (d *Dispatcher) verdictLocked(s *session, p *program, experts []int32) (err error, sure bool) {
 	for _, e := range experts {
 		i := slices.IndexFunc(p.evidence[e], func(w evidence) bool { return w.by == s })
 		if i < 0 {
 			continue
 		}
-		if err := p.verdictLocked(e, p.evidence[e][i]); err != nil {
-			return err
+		if err, sure = p.verdictLocked(e, p.evidence[e][i]); err != nil {
+			return err, sure
 		}
 	}
-	return nil
+	return nil, false
 }
 
 // verdictLocked judges a row of an expert: by the own copy if there is one, else by most of the
 // others.
-func (p *program) verdictLocked(expert int32, mine evidence) error {
-	agree, differ, standing := 0, 0, false
+func (p *program) verdictLocked(expert int32, mine evidence) (err error, sure bool) {
+	agree, differ, senior := 0, 0, false
 	for _, w := range p.evidence[expert] {
 		same := near(mine.row, w.row)
 		switch {
 		case w.by == mine.by:
 		case w.by == nil && same:
-			return nil
+			return nil, false
 		case w.by == nil:
-			return fmt.Errorf("its row of layer %d, expert %d is not that of the own copy: its model file or its build is damaged", p.layer, expert)
+			return fmt.Errorf("its row of layer %d, expert %d is not that of the own copy: its model file or its build is damaged", p.layer, expert), true
 		case same:
 			agree++
 		default:
 			differ++
-			other := w.by.programs[p]
-			standing = standing || other != nil && contains(other.proved, expert)
+			senior = senior || w.by.standing != 0 && (mine.by.standing == 0 || w.by.standing < mine.by.standing)
 		}
 	}
-	if differ > agree && (standing || differ > 1) {
-		return fmt.Errorf("its row of layer %d, expert %d is not that of %d other workers: its model file or its build is damaged", p.layer, expert, differ)
+	if differ > agree && (senior || differ > 1) {
+		return fmt.Errorf("its row of layer %d, expert %d is not that of %d other workers: its model file or its build is damaged", p.layer, expert, differ), differ > 1
 	}
-	return nil
+	return nil, false
 }
 
 // Canary has every connected peer compute one row with the first expert of each of its slices

@@ -109,13 +109,14 @@ type Dispatcher struct {
 	hedges   hedges
 	phase    float64 // of canary rows
 
-	mu       sync.Mutex // guards the rest, and the fields of programs and sessions that say so
-	keepers  map[string]*keeper
-	tallies  map[string]*tally
-	sessions []*session // ready
-	count    int        // programs
-	changed  chan struct{}
-	closed   bool
+	mu        sync.Mutex // guards the rest, and the fields of programs and sessions that say so
+	keepers   map[string]*keeper
+	tallies   map[string]*tally
+	sessions  []*session // ready
+	count     int        // programs
+	standings uint64     // sessions that proved something
+	changed   chan struct{}
+	closed    bool
 }
 
 // program is an expert program of a layer, with where it can run.

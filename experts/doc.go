@@ -8,13 +8,20 @@
 // Invariants:
 //   - Every row of an answer was computed by an expert that its pair names. There is no
 //     masked, zeroed or stale row: what nobody can compute is a *MissingError.
-//   - Calls are pure, so a call that failed on one replica is repeated on another.
+//   - Calls are pure, so a call that failed on one replica is repeated on another, and one that is
+//     late is asked of a second one too: at most a tenth of the calls (hedge.go).
+//   - What a worker offers is given calls only once a canary row of it came back, and is the one
+//     that the backbone's own copy or most other workers compute (canary.go).
+//   - What a worker offers may change. It refuses nothing that was sent before the dispatcher
+//     knew of the change, and its kernel is asked for nothing that it was told to drop.
+//   - Of replicas that are about as near and fast each gets a share of the calls.
 //   - What a peer sends is bounded before memory is taken for it: frames by MaxFrame, calls by
 //     the limits that the worker offers, the queue by its calls and bytes.
 //   - A worker keeps a program as long as a session uses it, and few of one peer, so that no
 //     peer's programs keep out those of others.
 //   - A peer that missed a deadline or answered wrongly is suspect and gets no calls until it
-//     answered a heartbeat, later each time that happens in a row.
+//     answered a heartbeat, later each time that happens in a row. One that was outrun by its
+//     hedge, or is leaving, gets only what nobody else computes.
 //   - Nothing on the path of a call waits for a peer without a deadline, and no peer can make
 //     another one's call wait: a frame that might not fit the socket is left to the writer
 //     goroutine of its session.
@@ -24,7 +31,8 @@
 //
 // Concurrency: Dispatcher and Worker are safe for concurrent use. A Worker gives its Kernel
 // one call at a time and computes what waits for the same program together. A session has one
-// reader goroutine and one writer goroutine on each side; on the fast path neither is woken:
+// reader goroutine and one writer goroutine on each side, and one that tries what is offered on
+// the dispatcher's; on the fast path neither is woken:
 // the worker's reader computes a small call itself and writes the answer, Compute writes its
 // frames and reads the answers itself (turns.go).
 package experts

@@ -167,5 +167,5 @@ func (r *run) outrun(p *part, now time.Time) {
 	}
 	r.d.hedges.won.Add(1)
 	p.s.lat.outrun(now.Sub(p.sent), p.ahead, len(p.pairs))
-	p.s.doubt(p.probe)
+	p.s.doubted.Store(p.probe)
 }

@@ -130,7 +130,7 @@ func (d *Dispatcher) Peers() []PeerStatus {
 		st := PeerStatus{ID: id, Trouble: k.trouble, Rows: k.tally.layers(), Failed: k.tally.failed.Load(), Hedged: k.tally.hedged.Load()}
 		if s := k.session; s != nil {
 			st.Connected, st.Slices = true, s.offer.Slices
-			st.Suspect = trust(s.trust.Load()) != trusted
+			st.Suspect = trust(s.trust.Load()) != trusted || s.isDoubted()
 			st.Leaving = s.leavingSoon.Load()
 			st.Trouble = s.troubleLocked()
 			st.RoundTrip = time.Duration(load(&s.lat.base))

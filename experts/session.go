@@ -51,8 +51,10 @@ type session struct {
 	trust  atomic.Int32  // a trust; written under mu
 	ponged atomic.Uint64 // the last heartbeat that was answered
 
+	doubted     atomic.Uint64              // the heartbeat that it must answer to be preferred again
 	leavingSoon atomic.Bool                // as the worker offers
 	programs    map[*program]*programState // asked ones; guarded by Dispatcher.mu
+	standing    uint64                     // order of its first proof, 0: none; guarded by Dispatcher.mu
 	unproved    chan struct{}              // there may be something to try; capacity 1
 
 	rmu    sync.Mutex    // held to read a frame; guards broken and the link's reading side
@@ -288,24 +290,18 @@ func (s *session) offersAll(p *part) bool {
 	return !slices.ContainsFunc(p.pairs, func(pair int32) bool { return !contains(offered, p.run.call.IDs[pair]) })
 }
 
-// level is how much a peer is trusted with a call: one that is leaving is a last resort.
+// level is how much a peer is trusted with a call: one that is leaving or doubted is a last
+// resort.
 func (s *session) level() trust {
 	t := trust(s.trust.Load())
-	if t == trusted && s.leavingSoon.Load() {
+	if t == trusted && (s.leavingSoon.Load() || s.isDoubted()) {
 		return slow
 	}
 	return t
 }
 
-// doubt has a peer that was outrun get no calls until it answers a heartbeat.
-func (s *session) doubt(probe uint64) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.ponged.Load() < probe && trust(s.trust.Load()) == trusted {
-		s.probe = max(s.probe, probe)
-		s.trust.Store(int32(s.trustLocked(time.Now())))
-	}
-}
+// isDoubted says whether the peer was outrun and has not answered a heartbeat since.
+func (s *session) isDoubted() bool { return s.ponged.Load() < s.doubted.Load() }
 
 // penalise takes in a missed deadline (missWeight) or a bad answer (more). A peer that is not
 // known to be alive is probed and not asked until it answers.
