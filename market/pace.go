@@ -14,7 +14,8 @@ const (
 // of so many peers: every 30 s up to 100 peers, then more rarely in proportion, so that what
 // gossip costs a node is the same in a larger swarm; 5 min for 1,000, never more than 10 min.
 func AnnounceEvery(peers int) time.Duration {
-	return min(restPeriod*time.Duration(max(peers, restPeers))/restPeers, maxPeriod)
+	most := int(maxPeriod / restPeriod * restPeers)
+	return restPeriod * time.Duration(min(max(peers, restPeers), most)) / restPeers
 }
 
 // Validity returns how long such an announcement is valid: two may be lost.

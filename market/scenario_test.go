@@ -136,7 +136,7 @@ var scenarios = []scenario{
 		x.report()
 		x.quiet(10 * time.Minute)
 	}},
-	{name: "from-nothing-300-then-30%-killed", shape: layers(8, 128), play: func(x *summary) {
+	{name: "from-nothing-300-then-killed", shape: layers(8, 128), play: func(x *summary) {
 		x.mixed(300, 8, 30*time.Second)
 		x.until("every expert served", 30*time.Minute, atLeast(1))
 		x.until("two replicas of every expert", 30*time.Minute, atLeast(2))
@@ -161,7 +161,7 @@ var scenarios = []scenario{
 	}},
 	{name: "full-nodes-move", shape: layers(8, 64), play: fullNodes},
 	{name: "hot-experts", policy: Policy{Ceiling: 2}, shape: layers(4, 64), play: hotExperts},
-	{name: "30%-killed", shape: layers(8, 128), play: func(x *summary) {
+	{name: "killed-100", shape: layers(8, 128), play: func(x *summary) {
 		x.mixed(100, 16, 10*time.Second)
 		x.until("two replicas of every expert", 10*time.Minute, atLeast(2))
 		x.run(5 * time.Minute)
@@ -397,7 +397,7 @@ func scarceLayer(x *summary) {
 func TestScenarios(t *testing.T) {
 	old := debug.SetGCPercent(300) // a thousand tables are live, and there is memory
 	t.Cleanup(func() { debug.SetGCPercent(old) })
-	for i, sc := range scenarios {
+	for _, sc := range scenarios {
 		t.Run(sc.name, func(t *testing.T) {
 			t.Parallel()
 			begin := time.Now()
@@ -407,7 +407,7 @@ func TestScenarios(t *testing.T) {
 			if sc.net == (simNet{}) {
 				sc.net = usual
 			}
-			x := &summary{sim: newSim(t, uint64(i+1), sc.policy, sc.shape, sc.size, sc.net), fail: t.Errorf}
+			x := &summary{sim: newSim(t, hash(sc.name), sc.policy, sc.shape, sc.size, sc.net), fail: t.Errorf}
 			sc.play(x)
 			t.Logf("%v\n%s", time.Since(begin).Round(time.Millisecond), x.out.String())
 			golden(t, sc.name, x.out.Bytes())
