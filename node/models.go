@@ -19,6 +19,9 @@ const storeName = "models"
 // progressEvery is the pace of progress lines.
 const progressEvery = 500 * time.Millisecond
 
+// leastOfID is how many digits of an id name a model.
+const leastOfID = 4
+
 // openStore opens the node's model store within the budget.
 func openStore(cfg Config) (*store.Store, error) {
 	return store.Open(filepath.Join(cfg.Data, storeName), cfg.Budget.limits.disk)
@@ -28,7 +31,11 @@ func openStore(cfg Config) (*store.Store, error) {
 // goroutine, for progress and the result; an error of emit ends it.
 func doModel(ctx context.Context, st *store.Store, req api.ModelRequest, emit func(api.ModelEvent) error) error {
 	if req.Action == api.ModelList {
-		return emit(api.ModelEvent{Models: storedModels(st), Done: true})
+		list := api.ModelEvent{Models: storedModels(st), Done: true}
+		if err := errors.Join(st.Problems()...); err != nil {
+			list.Note = err.Error()
+		}
+		return emit(list)
 	}
 	if req.Action == api.ModelAdd {
 		return importModel(ctx, st, req.Paths, emit)
@@ -106,10 +113,10 @@ func findModel(st *store.Store, name string) (*store.Model, error) {
 	var found []*store.Model
 	for _, m := range st.Models() {
 		id := m.ID().String()
-		if id == name || m.Name() == name {
+		if id == name {
 			return m, nil
 		}
-		if len(name) >= 4 && strings.HasPrefix(id, name) {
+		if m.Name() == name || len(name) >= leastOfID && strings.HasPrefix(id, name) {
 			found = append(found, m)
 		}
 	}
@@ -119,7 +126,7 @@ func findModel(st *store.Store, name string) (*store.Model, error) {
 	case 0:
 		return nil, &api.Error{Code: api.CodeNotFound, Message: fmt.Sprintf("no model %q in the store: `kvasir model list` shows what is there", name)}
 	}
-	return nil, &api.Error{Code: api.CodeBadRequest, Message: fmt.Sprintf("%d models begin with %q: give more of the id", len(found), name)}
+	return nil, &api.Error{Code: api.CodeBadRequest, Message: fmt.Sprintf("%d models have the name or an id that begins with %q: give more of the id", len(found), name)}
 }
 
 func storedModels(st *store.Store) []api.StoredModel {
@@ -132,17 +139,32 @@ func storedModels(st *store.Store) []api.StoredModel {
 
 func storedModel(m *store.Model) api.StoredModel {
 	held, total := m.Bytes()
-	return api.StoredModel{ID: m.ID().String(), Name: m.Name(), Held: held, Total: total, Pinned: m.Pinned()}
+	out := api.StoredModel{ID: m.ID().String(), Name: m.Name(), Held: held, Total: total, Pinned: m.Pinned()}
+	if err := m.Err(); err != nil {
+		out.Note = err.Error()
+	}
+	return out
 }
 
-// ModelCommand is `kvasird model`: through the daemon that holds the data
-// folder, or, when none runs, on the folder itself.
-func ModelCommand(ctx context.Context, cfg Config, req api.ModelRequest, emit func(api.ModelEvent) error) error {
-	data, err := OpenData(cfg.Data)
-	if err != nil {
-		if errors.Is(err, ErrDataBusy) {
-			return client.New(cfg.Control).Model(ctx, req, emit)
+// modelCommand carries out a request through the daemon that holds the data
+// folder or, when none runs, on the folder itself.
+func modelCommand(ctx context.Context, cfg Config, req api.ModelRequest, emit func(api.ModelEvent) error) error {
+	for i, path := range req.Paths { // the daemon works in another folder
+		abs, err := filepath.Abs(path)
+		if err != nil {
+			return err
 		}
+		req.Paths[i] = abs
+	}
+	data, err := OpenData(cfg.Data)
+	if errors.Is(err, ErrDataBusy) {
+		err = client.New(cfg.Control).Model(ctx, req, emit)
+		if errors.Is(err, client.ErrNoDaemon) {
+			err = fmt.Errorf("data folder %s is %w that does not answer at %s: if it is starting, or a `kvasird model` at work, try again later", cfg.Data, ErrDataBusy, cfg.Control)
+		}
+		return err
+	}
+	if err != nil {
 		return err
 	}
 	defer data.Close()

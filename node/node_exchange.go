@@ -189,23 +189,6 @@ func (n *Node) Pause(ctx context.Context, paused bool) (api.PauseResult, error) 
 	return result, nil
 }
 
-// Model carries out a request on the model store.
-func (n *Node) Model(ctx context.Context, req api.ModelRequest, emit func(api.ModelEvent) error) error {
-	st := n.store
-	if st == nil { // the folder is this daemon's, though it does not use the store
-		var err error
-		if st, err = openStore(n.cfg); err != nil {
-			return err
-		}
-		defer st.Close()
-	}
-	err := doModel(ctx, st, req, emit)
-	if n.exchange != nil {
-		n.exchange.changed()
-	}
-	return err
-}
-
 // replaceFile writes a file so that it is never half there.
 func replaceFile(path string, text []byte) error {
 	f, err := os.CreateTemp(filepath.Dir(path), ".new-*")

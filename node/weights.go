@@ -143,6 +143,16 @@ func (w *weights) open(ctx context.Context, m *store.Model) (*gguf.Model, error)
 	return g, err
 }
 
+// forget closes a model that was removed from the store.
+func (w *weights) forget(id gguf.ModelID) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if g := w.opened[id]; g != nil {
+		g.Close()
+		delete(w.opened, id)
+	}
+}
+
 // meet has a model's manifest in the store.
 func (w *weights) meet(ctx context.Context, id gguf.ModelID) (*store.Model, error) {
 	if m := w.store.Model(id); m != nil {

@@ -28,6 +28,7 @@ var commands = []command{
 	{"demo", "a backbone and three expert workers on this machine answer three questions", demo},
 	{"doctor", "say what is wrong with this machine", doctor},
 	{"network", "create a network, invite into it, revoke", network},
+	{"model", "add, list, verify, remove and pin the models of this node's store", model},
 	{"bench", "measure dispatch, swarm against alone, and the expert kernel", bench},
 	{"version", "print the version", version},
 	{"probe", "try out a model file (started by run, reads a request from its standard input)", probe},

@@ -21,10 +21,8 @@ func network(ctx context.Context, args []string) error {
 	return choose(ctx, "kvasird network", "Kvasird network makes networks and says who may come in.", networkCommands, args)
 }
 
-// parseMixed parses a command whose flags may follow its other arguments, of
-// which it has as many as names.
-func parseMixed(set *flag.FlagSet, args []string, names ...string) ([]string, error) {
-	var rest []string
+// parseAny parses a command whose flags may follow its other arguments.
+func parseAny(set *flag.FlagSet, args []string) (rest []string, err error) {
 	for {
 		if err := set.Parse(args); errors.Is(err, flag.ErrHelp) {
 			return nil, err
@@ -32,14 +30,19 @@ func parseMixed(set *flag.FlagSet, args []string, names ...string) ([]string, er
 			return nil, fmt.Errorf("%w: see kvasird %s --help", errUsage, set.Name())
 		}
 		if set.NArg() == 0 {
-			break
+			return rest, nil
 		}
 		rest, args = append(rest, set.Arg(0)), set.Args()[1:]
 	}
-	if len(rest) != len(names) {
-		return nil, fmt.Errorf("%w: kvasird %s takes %v, got %q", errUsage, set.Name(), names, rest)
+}
+
+// parseMixed is parseAny for as many arguments as names.
+func parseMixed(set *flag.FlagSet, args []string, names ...string) ([]string, error) {
+	rest, err := parseAny(set, args)
+	if err == nil && len(rest) != len(names) {
+		err = fmt.Errorf("%w: kvasird %s takes %v, got %q", errUsage, set.Name(), names, rest)
 	}
-	return rest, nil
+	return rest, err
 }
 
 // listFlag is a flag that may be repeated.
