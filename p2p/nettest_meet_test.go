@@ -3,6 +3,7 @@
 package p2p_test
 
 import (
+	"context"
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
@@ -201,7 +202,7 @@ func (s *swarm) get(from *site, url string) (page string, err error) {
 		defer c.Close()
 		c.SetDeadline(time.Now().Add(patience))
 		client := http.Client{Transport: &http.Transport{
-			DialTLS: func(_, _ string) (net.Conn, error) { return c, nil },
+			DialTLSContext: func(context.Context, string, string) (net.Conn, error) { return c, nil },
 		}}
 		resp, err := client.Get(url)
 		if err != nil {

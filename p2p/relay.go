@@ -39,7 +39,7 @@ func newRelayService(h *Host) (*relayService, error) {
 	s := &relayService{h: h}
 	resources := relay.Resources{
 		ReservationTTL: relayReservationTTL, BufferSize: relayBuffer,
-		MaxReservations: relayReservations, MaxReservationsPerPeer: 1,
+		MaxReservations:      relayReservations,
 		MaxReservationsPerIP: relayPerIP, MaxReservationsPerASN: relayPerASN,
 		MaxCircuits: relayCircuits,
 	}

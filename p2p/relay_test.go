@@ -106,10 +106,7 @@ func TestRelayIsForMembers(t *testing.T) {
 	}
 	third := startHost(t, func(c *Config) { c.Listen, c.Peers = []string{}, relay.Addrs() })
 	absent := startHost(t, nil)
-	nowhere := peer.AddrInfo{ID: absent.ID()}
-	for _, a := range to.Addrs {
-		nowhere.Addrs = append(nowhere.Addrs, a)
-	}
+	nowhere := peer.AddrInfo{ID: absent.ID(), Addrs: to.Addrs}
 	eventually(t, "a third member at the relay", func() bool { return third.Peer(relay.ID()) != nil })
 	if _, err := third.Hello(t.Context(), nowhere); err == nil {
 		t.Error("got through to a peer that has no reservation")
