@@ -15,7 +15,7 @@ import (
 	"github.com/libp2p/go-libp2p/core/network"
 )
 
-// swarmOf starts n hosts on loopback, all connected to all up to degree each, that gossip.
+// swarmOf starts n hosts on loopback that gossip, with about degree connections each.
 func swarmOf(b testing.TB, n, degree int) (counts []*metrics.BandwidthCounter, topics []*Topic) {
 	b.Helper()
 	var hosts []*Host
@@ -41,7 +41,7 @@ func swarmOf(b testing.TB, n, degree int) (counts []*metrics.BandwidthCounter, t
 		hosts, counts, topics = append(hosts, h), append(counts, count), append(topics, topic)
 	}
 	for i, h := range hosts {
-		for k := 1; k <= min(degree/2, (n-1+1)/2); k++ {
+		for k := 1; k <= min(degree/2, n/2); k++ {
 			if _, err := h.Hello(context.Background(), infoOf(b, hosts[(i+k*k)%n])); err != nil && (i+k*k)%n != i {
 				b.Fatal(err)
 			}
@@ -65,7 +65,7 @@ func BenchmarkGossipAtRest(b *testing.B) {
 	}
 	for _, n := range sizes {
 		b.Run(fmt.Sprintf("%d", n), func(b *testing.B) {
-			counts, topics := swarmOf(b, n, 24)
+			counts, topics := swarmOf(b, n, 16)
 			announce := func(stop <-chan struct{}, i int, t *Topic) {
 				pause := time.NewTimer(time.Duration(i) * 30 * time.Second / time.Duration(n))
 				defer pause.Stop()
@@ -117,6 +117,11 @@ func BenchmarkGossipAtRest(b *testing.B) {
 			b.ReportMetric(beats*per, "heartbeat-B/node/min")
 			b.ReportMetric(all*per, "all-B/node/min")
 			for i, t := range topics {
+				for fault, times := range t.g.h.Faults() {
+					if times > 0 {
+						b.Logf("node %d: %v, %d times; refused %v", i, fault, times, t.g.h.GossipStats().Refused)
+					}
+				}
 				if got := len(t.Latest()); got != n {
 					b.Errorf("node %d knows %d of %d", i, got, n)
 				}

@@ -26,9 +26,9 @@ import (
 // a peer of which nothing was read for heartSilence, on any of its streams and lanes, is
 // lost. That all of them count keeps a peer whose pings wait behind bulk data.
 //
-// It may be this process that did not run: suspended, or starved on a busy machine. The
-// watch sees its own ticks come late; then they prove nothing, and after a long gap all
-// peers get their time anew.
+// It may be this process that did not run: suspended, or starved on a busy machine, where
+// its peers may be starved as well. So the watch counts ticks of its own instead of time,
+// and only those that came on time; after a long gap all peers get their time anew.
 //
 // With over heartCrowd peers, those to which nothing is open are pinged and missed four
 // times later.
@@ -38,9 +38,9 @@ const (
 	heartPong   = 2
 
 	heartPeriod  = 1500 * time.Millisecond
-	heartSilence = 4500 * time.Millisecond
-	heartTick    = 500 * time.Millisecond // of the watch; two on time must agree
-	heartLate    = time.Second            // a tick that came so much later proves nothing
+	heartSilence = 5 * time.Second        // in ticks that came on time
+	heartTick    = 500 * time.Millisecond // of the watch
+	heartLate    = 250 * time.Millisecond // a tick that came so much later proves nothing
 	heartGap     = 3 * time.Second        // and after one so late everybody starts anew
 	heartCrowd   = 64
 	heartSlow    = 4 // times
@@ -54,9 +54,9 @@ type pulse struct {
 	mu      sync.Mutex // guards what follows
 	watched bool       // the peer has spoken ctl/1
 	heard   time.Time  // when anything was last read
-	idle    bool       // as the last tick found it
-	busy    time.Time  // when it was found idle no longer
-	missed  int        // ticks in a row that found it silent
+	seen    time.Time  // heard at the last tick
+	missed  int        // ticks since then that came on time
+	idle    bool       // nothing was open to it at the last tick
 	rtt     time.Duration
 	from    *heartbeat // who measured rtt
 }
@@ -79,29 +79,28 @@ func (p *Peer) RTT() time.Duration {
 	return p.stay.pulse.rtt
 }
 
-// silent reports whether the peer is to be given up at a tick that came on time. Its time
-// began at since at the earliest.
-func (p *pulse) silent(now, since time.Time, idle bool) bool {
+// silent reports, at a tick that came on time, whether the peer is to be given up.
+func (p *pulse) silent(idle bool) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	limit := heartSilence
+	if !p.watched || p.heard != p.seen || p.idle && !idle {
+		p.missed = 0
+	} else {
+		p.missed++
+	}
+	p.seen, p.idle = p.heard, idle
+	limit := int(heartSilence / heartTick)
 	if idle {
 		limit *= heartSlow
-	} else if p.idle {
-		p.busy = now
 	}
-	p.idle = idle
-	for _, t := range []time.Time{p.heard, p.busy} {
-		if t.After(since) {
-			since = t
-		}
-	}
-	if !p.watched || now.Sub(since) < limit {
-		p.missed = 0
-		return false
-	}
-	p.missed++
-	return p.missed > 1
+	return p.missed >= limit
+}
+
+// startAnew gives the peer its time again.
+func (p *pulse) startAnew() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.missed = 0
 }
 
 // hearts keeps the heartbeats of a host.
@@ -339,7 +338,7 @@ func (hs *hearts) idle(id peer.ID) bool {
 func (hs *hearts) run(ctx context.Context) {
 	tick := time.NewTicker(heartTick)
 	defer tick.Stop()
-	ticks := newHeartTicks(time.Now())
+	last := time.Now()
 	for {
 		select {
 		case <-tick.C:
@@ -347,34 +346,23 @@ func (hs *hearts) run(ctx context.Context) {
 			return
 		}
 		now := time.Now()
-		if !ticks.next(now) {
-			hs.h.cfg.Logger.Info("this process runs late: silent peers are not judged")
-			continue
-		}
-		for _, p := range hs.h.peers.list() {
-			if p.stay.pulse.silent(now, ticks.since, hs.idle(p.ID)) {
-				hs.h.cfg.Logger.Warn("peer does not answer", "peer", p.ID, "for", heartSilence)
-				hs.h.Blame(p.ID, Unresponsive, "heartbeat")
-				hs.h.disconnect(p.ID)
-			}
-		}
+		late := now.Sub(last) - heartTick
+		last = now
+		hs.judge(late)
 	}
 }
 
-// heartTicks sees whether this process runs.
-type heartTicks struct {
-	last  time.Time
-	since time.Time // when everybody's time to speak began anew
-}
-
-func newHeartTicks(now time.Time) *heartTicks { return &heartTicks{last: now, since: now} }
-
-// next reports whether the tick at now came on time.
-func (t *heartTicks) next(now time.Time) bool {
-	late := now.Sub(t.last) - heartTick
-	t.last = now
-	if late > heartGap {
-		t.since = now
+// judge gives up silent peers at a tick that came so late.
+func (hs *hearts) judge(late time.Duration) {
+	for _, p := range hs.h.peers.list() {
+		switch {
+		case late > heartGap:
+			p.stay.pulse.startAnew()
+		case late > heartLate:
+		case p.stay.pulse.silent(hs.idle(p.ID)):
+			hs.h.cfg.Logger.Warn("peer does not answer", "peer", p.ID, "for", heartSilence)
+			hs.h.Blame(p.ID, Unresponsive, "heartbeat")
+			hs.h.disconnect(p.ID)
+		}
 	}
-	return late <= heartLate
 }

@@ -37,32 +37,35 @@ func TestHeartbeatMeasures(t *testing.T) {
 }
 
 func TestPulse(t *testing.T) {
-	start := time.Now()
-	at := func(d time.Duration) time.Time { return start.Add(d) }
-	type tick struct {
-		at   time.Duration
-		idle bool
-		want bool
+	const limit = int(heartSilence / heartTick)
+	type step struct {
+		ticks int
+		idle  bool
+		heard bool // before the ticks
+		want  bool // at the last of them, and not before
 	}
 	tests := []struct {
 		name    string
 		watched bool
-		heard   time.Duration
-		since   time.Duration
-		ticks   []tick
+		steps   []step
 	}{
-		{"two ticks must agree", true, 0, 0, []tick{{4 * time.Second, false, false}, {4500 * time.Millisecond, false, false}, {5 * time.Second, false, true}}},
-		{"does not speak ctl/1", false, 0, 0, []tick{{time.Hour, false, false}, {2 * time.Hour, false, false}}},
-		{"one of many, unused", true, 0, 0, []tick{{17 * time.Second, true, false}, {18 * time.Second, true, false}, {19 * time.Second, true, true}}},
-		{"in use again", true, 0, 0, []tick{{15 * time.Second, true, false}, {16 * time.Second, false, false}, {20 * time.Second, false, false}, {21 * time.Second, false, false}, {22 * time.Second, false, true}}},
-		{"time began anew", true, 0, time.Minute, []tick{{61 * time.Second, false, false}, {62 * time.Second, false, false}, {65 * time.Second, false, false}, {66 * time.Second, false, true}}},
+		{"silent", true, []step{{ticks: limit, want: true}}},
+		{"speaks late", true, []step{{ticks: limit - 1}, {ticks: limit, heard: true}, {ticks: 1, want: true}}},
+		{"does not speak ctl/1", false, []step{{ticks: 100 * limit}}},
+		{"one of many, unused", true, []step{{ticks: heartSlow * limit, idle: true, want: true}}},
+		{"in use again", true, []step{{ticks: heartSlow*limit - 1, idle: true}, {ticks: limit}, {ticks: 1, want: true}}},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			p := pulse{watched: tt.watched, heard: at(tt.heard)}
-			for _, tick := range tt.ticks {
-				if got := p.silent(at(tick.at), at(tt.since), tick.idle); got != tick.want {
-					t.Errorf("silent at %v: %v, want %v", tick.at, got, tick.want)
+			p := pulse{watched: tt.watched}
+			for i, s := range tt.steps {
+				if s.heard {
+					p.heard = time.Now()
+				}
+				for n := range s.ticks {
+					if got, want := p.silent(s.idle), s.want && n == s.ticks-1; got != want {
+						t.Fatalf("step %d, tick %d: silent %v, want %v", i, n, got, want)
+					}
 				}
 			}
 		})
@@ -70,25 +73,16 @@ func TestPulse(t *testing.T) {
 }
 
 // A process that was suspended, or starved, blames nobody.
-func TestHeartTicks(t *testing.T) {
-	start := time.Now()
-	tests := []struct {
-		at     time.Duration
-		onTime bool
-		since  time.Duration
-	}{
-		{500 * time.Millisecond, true, 0},
-		{1900 * time.Millisecond, true, 0},          // 0.9 s late
-		{3500 * time.Millisecond, false, 0},         // 1.1 s late
-		{4 * time.Second, true, 0},                  // on time again
-		{10 * time.Minute, false, 10 * time.Minute}, // suspended
-		{10*time.Minute + time.Second, true, 10 * time.Minute},
+func TestLateTicks(t *testing.T) {
+	a, b := startHost(t, nil), startHost(t, nil)
+	p := hello(t, a, b)
+	p.stay.watch()
+	for range 100 {
+		a.hearts.judge(heartLate + 1)
+		a.hearts.judge(heartGap + 1)
 	}
-	ticks := newHeartTicks(start)
-	for _, tt := range tests {
-		if got := ticks.next(start.Add(tt.at)); got != tt.onTime || !ticks.since.Equal(start.Add(tt.since)) {
-			t.Errorf("tick at %v: on time %v, since %v; want %v, %v", tt.at, got, ticks.since.Sub(start), tt.onTime, tt.since)
-		}
+	if a.Peer(b.ID()) == nil || a.Faults()[Unresponsive] != 0 {
+		t.Error("blamed for this process having run late")
 	}
 }
 
