@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -54,6 +55,9 @@ type exchange struct {
 	learned  chan learned
 	seeking  map[gguf.ModelID]time.Time // when it may be sought again
 	loops    sync.WaitGroup
+
+	mu    sync.Mutex                        // guards shown
+	shown map[gguf.ModelID][]market.Holding // what news said last that is held, for the status
 }
 
 // learned says how the attempt to learn a model's header ended.
@@ -226,7 +230,9 @@ func (s *exchange) news(now time.Time) *market.Announcement {
 			n.Full, n.Name = true, m.Name()
 		}
 	}
-	for id, list := range s.volunteer.holdings() {
+	holdings := s.volunteer.holdings()
+	s.show(holdings)
+	for id, list := range holdings {
 		about(id).Holdings = list
 	}
 	for id, n := range byID {
@@ -247,6 +253,17 @@ func (s *exchange) news(now time.Time) *market.Announcement {
 	slices.SortFunc(a.Models, func(a, b market.ModelNews) int { return bytes.Compare(a.ID[:], b.ID[:]) })
 	a.Models = a.Models[:min(len(a.Models), market.MaxModels)]
 	return a
+}
+
+// show keeps a copy of what is held, since the volunteer is run's alone.
+func (s *exchange) show(holdings map[gguf.ModelID][]market.Holding) {
+	shown := maps.Clone(holdings)
+	for id, list := range shown {
+		shown[id] = slices.Clone(list)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.shown = shown
 }
 
 // leave says that this node goes.

@@ -18,7 +18,7 @@ func (n *Node) Status(context.Context) (*api.Status, error) {
 	state := n.state
 	n.mu.Unlock()
 	s := &api.Status{
-		PeerID: n.host.ID().String(), Version: Version, RuntimePack: Pack(n.rt), Network: n.cfg.Network,
+		PeerID: n.host.ID().String(), Version: Version, RuntimePack: Pack(n.rt), Network: n.cfg.NetworkID(),
 		State: state, UptimeSec: time.Since(n.started).Seconds(), Listen: n.host.Addrs(), HTTP: n.HTTPAddr(),
 		Backend: "cpu " + n.rt.Variant(), Threads: n.cfg.Threads,
 	}
@@ -41,6 +41,11 @@ func (n *Node) Status(context.Context) (*api.Status, error) {
 		}
 	}
 	n.addPeers(s)
+	if n.exchange != nil {
+		s.Admission = string(n.cfg.Genesis.Admission)
+		s.Reach = apiReach(n.host.Report())
+		s.Volunteer = n.volunteerStatus()
+	}
 	return s, nil
 }
 
@@ -66,14 +71,18 @@ func (n *Node) addPeers(s *api.Status) {
 	}
 }
 
+var peerStates = map[p2p.State]api.PeerState{
+	p2p.Connecting: api.PeerConnecting, p2p.Connected: api.PeerConnected,
+	p2p.Refused: api.PeerRefused, p2p.Unreachable: api.PeerLost,
+}
+
 func apiPeer(p p2p.PeerStatus, session experts.PeerStatus) api.Peer {
-	states := map[p2p.State]api.PeerState{
-		p2p.Connecting: api.PeerConnecting, p2p.Connected: api.PeerConnected,
-		p2p.Refused: api.PeerRefused, p2p.Unreachable: api.PeerLost,
-	}
 	out := api.Peer{
-		ID: p.ID.String(), State: states[p.State], Slices: apiSlices(session.Slices),
+		ID: p.ID.String(), State: peerStates[p.State], Path: string(p.Path), Slices: apiSlices(session.Slices),
 		RTTMicro: session.RoundTrip.Microseconds(), Rows: apiRows(session.Rows), Failed: session.Failed,
+	}
+	if session.RoundTrip == 0 {
+		out.RTTMicro = p.RTT.Microseconds()
 	}
 	if !p.Since.IsZero() {
 		out.SinceSec = time.Since(p.Since).Seconds()

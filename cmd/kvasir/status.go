@@ -51,7 +51,11 @@ func printStatus(w io.Writer, st *api.Status) {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	row := func(name, format string, args ...any) { fmt.Fprintf(t, "%s\t%s\n", name, fmt.Sprintf(format, args...)) }
 	row("Version", "%s, runtime pack %s", st.Version, st.RuntimePack)
-	row("Network", "%s", st.Network)
+	network := st.Network
+	if st.Admission != "" {
+		network += ", " + st.Admission
+	}
+	row("Network", "%s", network)
 	row("Compute", "%s, %d threads", orDash(st.Backend), st.Threads)
 	if m := st.Model; m != nil {
 		row("Model", "%s", modelText(m))
@@ -73,7 +77,14 @@ func printStatus(w io.Writer, st *api.Status) {
 	for i, a := range st.Listen {
 		row([]string{"Listens", ""}[min(i, 1)], "%s", a)
 	}
+	if st.Reach != nil {
+		printReach(row, st.Reach)
+	}
+	if st.Volunteer != nil {
+		printVolunteer(row, st.Volunteer)
+	}
 	t.Flush()
+	printOpen(w, st)
 	printPeers(w, st.Peers)
 	printRows(w, st)
 }
@@ -123,7 +134,11 @@ func printPeers(w io.Writer, peers []api.Peer) {
 		for _, s := range p.Slices {
 			serves = append(serves, sliceText(s))
 		}
-		fmt.Fprintf(t, "%s\t%s\t%v\t%s\t%s\t%d\t%d\n", shortID(p.ID), p.State, seconds(p.SinceSec), rtt,
+		state := string(p.State)
+		if p.Path == "relayed" {
+			state += " (relayed)"
+		}
+		fmt.Fprintf(t, "%s\t%s\t%v\t%s\t%s\t%d\t%d\n", shortID(p.ID), state, seconds(p.SinceSec), rtt,
 			orDash(strings.Join(serves, "; ")), total(p.Rows), p.Failed)
 	}
 	t.Flush()

@@ -68,8 +68,9 @@ const (
 type Status struct {
 	PeerID      string     `json:"peer_id"`
 	Version     string     `json:"version"`
-	RuntimePack string     `json:"runtime_pack"` // llama.cpp release, ggml ABI, wire version
-	Network     string     `json:"network"`
+	RuntimePack string     `json:"runtime_pack"`        // llama.cpp release, ggml ABI, wire version
+	Network     string     `json:"network"`             // id
+	Admission   string     `json:"admission,omitempty"` // of a network with a file
 	Roles       []string   `json:"roles"`
 	State       State      `json:"state"`
 	Reason      string     `json:"reason,omitempty"` // why it is blocked or starting, and what to do
@@ -83,7 +84,9 @@ type Status struct {
 	Coverage    []Coverage `json:"coverage,omitempty"` // per MoE layer, on a backbone
 	Rows        []Rows     `json:"rows,omitempty"`     // computed by this node
 	Peers       []Peer     `json:"peers,omitempty"`
-	Tokens      *Tokens    `json:"tokens,omitempty"` // on a node that generates
+	Tokens      *Tokens    `json:"tokens,omitempty"`    // on a node that generates
+	Reach       *Reach     `json:"reach,omitempty"`     // in a network with a file
+	Volunteer   *Volunteer `json:"volunteer,omitempty"` // on a volunteer
 }
 
 // Model is the model that a node runs or serves a part of.
@@ -136,6 +139,7 @@ const (
 type Peer struct {
 	ID       string    `json:"id"`
 	Addr     string    `json:"addr,omitempty"`
+	Path     string    `json:"path,omitempty"` // while connected: direct, or relayed
 	State    PeerState `json:"state"`
 	Reason   string    `json:"reason,omitempty"`
 	SinceSec float64   `json:"since_seconds"` // how long it has been in this state
