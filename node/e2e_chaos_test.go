@@ -111,7 +111,9 @@ func TestChaos(t *testing.T) {
 	for i := range chaosWorkers {
 		c.volunteers = append(c.volunteers, c.volunteer(i))
 	}
-	st, err := c.backbone.await(c.ctx, serving)
+	first, done := context.WithTimeout(c.ctx, 2*time.Minute)
+	defer done()
+	st, err := c.backbone.await(first, serving)
 	if err != nil {
 		t.Fatal(err)
 	}
