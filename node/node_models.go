@@ -2,9 +2,11 @@ package node
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
 	"kvasird/ggml/gguf"
+	"kvasird/ggml/store"
 	"kvasird/market"
 	"kvasird/node/api"
 )
@@ -24,8 +26,26 @@ func (n *Node) Model(ctx context.Context, req api.ModelRequest, emit func(api.Mo
 }
 
 // modelAlone works on the store of a node that does not use it: the folder is
-// this daemon's all the same.
+// this daemon's all the same. Who hears that it is done may go on with the store.
 func (n *Node) modelAlone(ctx context.Context, req api.ModelRequest, emit func(api.ModelEvent) error) error {
+	var done api.ModelEvent
+	err := n.withStore(func(st *store.Store) error {
+		return doModel(ctx, st, req, func(ev api.ModelEvent) error {
+			if ev.Done {
+				done = ev
+				return nil
+			}
+			return emit(ev)
+		})
+	})
+	if err != nil {
+		return err
+	}
+	return emit(done)
+}
+
+// withStore opens the store for a while.
+func (n *Node) withStore(work func(*store.Store) error) error {
 	if !n.storeMu.TryLock() {
 		return &api.Error{Code: api.CodeBusy, Message: "another command works on the models of this node: try again when it is done"}
 	}
@@ -34,8 +54,7 @@ func (n *Node) modelAlone(ctx context.Context, req api.ModelRequest, emit func(a
 	if err != nil {
 		return err
 	}
-	defer st.Close()
-	return doModel(ctx, st, req, emit)
+	return errors.Join(work(st), st.Close())
 }
 
 // addModel imports a model and offers it to the peers.
@@ -58,7 +77,7 @@ func (n *Node) offer(ctx context.Context, text string) error {
 	}
 	m := n.store.Model(id)
 	if m == nil {
-		return fmt.Errorf("it was removed again")
+		return errors.New("it was removed again")
 	}
 	g, err := n.weights.open(ctx, m)
 	if err != nil {
