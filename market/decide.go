@@ -46,8 +46,9 @@ type Decision struct {
 // A part is first claimed, which is only told. Rivals for one cell rank by rendezvous hash; after
 // Policy.Settle whoever is one too many takes its claim elsewhere before a byte is downloaded.
 // When nothing fits any more, a node moves: it claims what is scarcer by Policy.Margin than what
-// it would leave, once that was so for Policy.Dwell, tells that it leaves the other, and
-// deletes that only if after Policy.Settle others still serve it.
+// it would leave, once that was so for Policy.Dwell to twice that, or a quarter where nobody has
+// it; then it tells that it leaves the other, and deletes that only if after Policy.Settle others
+// still serve it.
 type Volunteer struct {
 	id       string
 	hash     uint64
@@ -56,9 +57,10 @@ type Volunteer struct {
 	own      []*held
 	failures map[gguf.ModelID]failure
 	changed  bool
-	urge     time.Time // since when a move looks worth it; zero: it does not
-	moves    int       // begun so far
-	drawn    uint64    // jitters so far
+	urge     time.Time     // since when a move looks worth it; zero: it does not
+	dwell    time.Duration // that it must look so
+	moves    int           // begun so far
+	drawn    uint64        // jitters so far
 	rest     rest
 }
 

@@ -288,8 +288,8 @@ func TestMove(t *testing.T) {
 	}
 	h := full("a", "b")
 	h.want("begins to look", "serving 1:2/0:8; ", h.decide(0), 0, 0)
-	h.want("dwells", "serving 1:2/0:8; ", h.decide(time.Minute), 0, 0)
-	d := h.decide(4 * time.Minute)
+	h.want("dwells", "serving 1:2/0:8; ", h.decide(29*time.Second), 0, 0)
+	d := h.decide(31 * time.Second)
 	h.want("claims", "serving 1:2/0:8; claimed 4:5/0:8; ", d, 0, 0)
 	d = h.decide(settle)
 	h.want("leaves", "leaving 1:2/0:8; claimed 4:5/0:8; ", d, 0, 0)

@@ -139,9 +139,13 @@ func (r *round) move() {
 		return
 	}
 	if v.urge.IsZero() {
-		v.urge = r.now.Add(v.jitter(v.policy.Dwell) - v.policy.Dwell)
+		v.urge, v.dwell = r.now, v.jitter(v.policy.Dwell)
 	}
-	if due := v.urge.Add(v.policy.Dwell); r.now.Before(due) {
+	dwell := v.dwell
+	if f.key == 0 { // nobody has it: answers wait
+		dwell /= 4
+	}
+	if due := v.urge.Add(dwell); r.now.Before(due) {
 		r.wake(due)
 		return
 	}
