@@ -27,6 +27,7 @@ var imports = map[string][]string{
 	"ggml":               {"ggml/gguf", "ggml/tensor"},
 	"p2p":                nil,
 	"p2p/fetch":          {"p2p"},
+	"p2p/sim":            {"p2p"},
 	"settle":             nil,
 	"settle/solana":      {"settle"},
 	"settle/govern":      {"settle"},
