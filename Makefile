@@ -43,7 +43,7 @@ test-net: ## nodes behind NATs, relays and bad lines; needs root (Debian: iprout
 
 # It drops packets in a network namespace of its own.
 test-chaos: deps ## three minutes of kills, stops and black holes under requests; needs root (Debian: iproute2 nftables)
-	unshare -n sh -c 'ip link set lo up && ip link add kv0 type dummy && ip addr add 10.99.0.1/24 dev kv0 && ip link set kv0 up && \
+	unshare -n sh -c 'ip link set lo up && ip link add kv0 type veth peer name kv1 && ip addr add 10.99.0.1/24 dev kv0 && ip link set kv0 up && ip link set kv1 up && \
 		go test -tags chaos -count=1 -timeout 12m -run "^TestChaos$$" -v $(GOTESTFLAGS) ./node'
 
 # Mesa's driver computes Vulkan on the CPU where there is no GPU; it wants to be named.

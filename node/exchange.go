@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"maps"
 	"slices"
@@ -25,8 +26,12 @@ const (
 	// learnModels those that a node knows of beside its own.
 	learnAtOnce = 2
 	learnModels = 16
-	// seekEvery is how often the network is asked for who has what nobody near has.
+	// seekEvery is how often the network is asked for who has what nobody near has,
+	// and seekPeers how many of those are met.
 	seekEvery = 15 * time.Second
+	seekPeers = 8
+	// keyLayers is how many layers share a provider record.
+	keyLayers = 8
 )
 
 // exchange is this node in its network: what it hears and says of who holds what,
@@ -53,7 +58,9 @@ type exchange struct {
 	said     []byte // the latest announcement
 	learning map[gguf.ModelID]bool
 	learned  chan learned
-	seeking  map[gguf.ModelID]time.Time // when it may be sought again
+	retry    map[gguf.ModelID]time.Time // when to try again to learn of it
+	sought   map[gguf.ModelID]time.Time // when the network was asked who has it
+	provided []string                   // keys that this node is found by
 	loops    sync.WaitGroup
 
 	mu    sync.Mutex                        // guards shown
@@ -75,7 +82,8 @@ func newExchange(host *p2p.Host, w *weights, policy market.Policy, log *slog.Log
 	s := &exchange{
 		self: host.ID(), host: host, table: table, weights: w, policy: policy, log: log, wake: make(chan struct{}, 1),
 		onPeer: func() {}, onHeard: func() {},
-		learning: map[gguf.ModelID]bool{}, learned: make(chan learned), seeking: map[gguf.ModelID]time.Time{},
+		learning: map[gguf.ModelID]bool{}, learned: make(chan learned), retry: map[gguf.ModelID]time.Time{},
+		sought: map[gguf.ModelID]time.Time{},
 	}
 	w.holders = s.holders
 	s.topic, err = host.JoinTopic(p2p.TopicConfig{
@@ -181,7 +189,8 @@ func (s *exchange) step(ctx context.Context, now time.Time) (next time.Time) {
 		d := s.volunteer.decide(ctx, s.table, now)
 		changed, next = d.Announce, d.Next
 	}
-	body, err := s.news(now).Encode()
+	news := s.news(now)
+	body, err := news.Encode()
 	if err != nil {
 		s.log.Error("own announcement cannot be made", "error", err)
 		return next
@@ -197,6 +206,7 @@ func (s *exchange) step(ctx context.Context, now time.Time) (next time.Time) {
 		return earlier(next, now.Add(time.Second))
 	}
 	s.said = body
+	s.provide(ctx, news)
 	s.pace.Sent(now, peers)
 	s.volunteer.announced(now)
 	return earlier(next, s.pace.Next(s.self.String(), peers, false))
@@ -287,7 +297,7 @@ func (s *exchange) learnMore(ctx context.Context, now time.Time) {
 		if len(s.learning) >= learnAtOnce || len(known)+len(s.learning) >= learnModels {
 			return
 		}
-		if slices.Contains(known, id) || s.learning[id] || now.Before(s.seeking[id]) || !s.wanted(id) || !s.hasSource(id) {
+		if slices.Contains(known, id) || s.learning[id] || now.Before(s.retry[id]) || !s.wanted(id) || !s.hasSource(ctx, id, now) {
 			continue
 		}
 		s.learning[id] = true
@@ -306,7 +316,72 @@ func (s *exchange) wanted(id gguf.ModelID) bool {
 	return len(s.policy.Models) == 0 || slices.Contains(s.policy.Models, id)
 }
 
-func (s *exchange) hasSource(id gguf.ModelID) bool { return len(s.weights.sources(id)) > 0 }
+// hasSource reports whether a connected peer has something of a model. If none
+// has, the network is asked.
+func (s *exchange) hasSource(ctx context.Context, id gguf.ModelID, now time.Time) bool {
+	if len(s.weights.sources(id)) > 0 {
+		return true
+	}
+	if now.Sub(s.sought[id]) >= seekEvery {
+		s.sought[id] = now
+		s.loops.Go(func() { s.seek(ctx, id) })
+	}
+	return false
+}
+
+// seek connects to peers that are said to have something of a model.
+func (s *exchange) seek(ctx context.Context, id gguf.ModelID) {
+	ctx, cancel := context.WithTimeout(ctx, seekEvery)
+	defer cancel()
+	found, err := s.host.FindProviders(ctx, modelKey(id), seekPeers)
+	if err != nil {
+		s.log.Info("nobody found who has the model", "model", id.String(), "error", err)
+		return
+	}
+	for _, p := range found {
+		if _, err := s.host.Hello(ctx, p); err != nil {
+			s.log.Info("peer that has the model is not reached", "peer", p.ID.String(), "error", err)
+		}
+	}
+}
+
+// modelKey is the key under which a node that has something of a model is found,
+// layersKey that of one with experts of some layers.
+func modelKey(id gguf.ModelID) string { return "model/" + id.String() }
+
+func layersKey(id gguf.ModelID, layer int) string {
+	return fmt.Sprintf("%s/%d", modelKey(id), layer/keyLayers*keyLayers)
+}
+
+// provide has this node found by what it announces.
+func (s *exchange) provide(ctx context.Context, a *market.Announcement) {
+	var keys []string
+	for _, m := range a.Models {
+		if m.Full || len(m.Holdings) > 0 {
+			keys = append(keys, modelKey(m.ID))
+		}
+		for _, h := range m.Holdings {
+			for layer := h.Slice.Layers.Begin; layer < h.Slice.Layers.End && h.State == market.Serving; layer++ {
+				if key := layersKey(m.ID, layer); !slices.Contains(keys, key) {
+					keys = append(keys, key)
+				}
+			}
+		}
+	}
+	for _, key := range keys {
+		if !slices.Contains(s.provided, key) {
+			if err := s.host.Provide(ctx, key); err != nil {
+				s.log.Warn("others do not find this node by what it holds", "key", key, "error", err)
+			}
+		}
+	}
+	for _, key := range s.provided {
+		if !slices.Contains(keys, key) {
+			s.host.Unprovide(key)
+		}
+	}
+	s.provided = keys
+}
 
 func (s *exchange) takeLearned(l learned) {
 	delete(s.learning, l.id)
@@ -314,7 +389,7 @@ func (s *exchange) takeLearned(l learned) {
 		l.err = s.know(l.id, l.g)
 	}
 	if l.err != nil {
-		s.seeking[l.id] = time.Now().Add(fetchPause)
+		s.retry[l.id] = time.Now().Add(fetchPause)
 		s.log.Warn("model cannot be used", "model", l.id.String(), "error", l.err)
 	}
 }
