@@ -85,6 +85,20 @@ func TestDeskClaims(t *testing.T) {
 	}
 }
 
+func TestDeskCountsBytes(t *testing.T) {
+	d := NewDesk(newTable(t, Policy{}, modelA, oneLayer), sized(100))
+	if got, err := d.Volunteer([]byte(`{"max_bytes":1050,"max_experts":64}`), "", t0); err != nil || got.Experts != [2]int{0, 10} {
+		t.Errorf("1,050 bytes for experts of 100: %+v, %v", got, err)
+	}
+	for _, sizes := range []Sizes{nil, sized(0), sized(2000)} {
+		d := NewDesk(d.table, sizes)
+		var none *RequestError
+		if got, err := d.Volunteer([]byte(`{"max_bytes":1050}`), "", t0); !errors.As(err, &none) || none.Status != 404 {
+			t.Errorf("experts that do not fit: %+v, %v", got, err)
+		}
+	}
+}
+
 func TestDeskRefuses(t *testing.T) {
 	long := strings.Repeat("x", 200)
 	for _, tt := range []struct {
@@ -161,6 +175,7 @@ func FuzzDesk(f *testing.F) {
 	f.Add(`{"worker":"A","holdings":[{"layer":0,"experts":[0,128]}]}`)
 	f.Add(`{"worker":"D","max_experts":64}`)
 	f.Add(`{"max_bytes":64,"model":"00"}`)
+	f.Add(`{"max_bytes":64}`)
 	f.Fuzz(func(t *testing.T, body string) {
 		d := specDesk(t)
 		_, err := d.Coverage([]byte(body), "lan", t0)

@@ -33,8 +33,6 @@ type summary struct {
 
 func (x *summary) line(format string, args ...any) { fmt.Fprintf(&x.out, format+"\n", args...) }
 
-func (x *summary) elapsed() time.Duration { return x.now.Sub(x.start).Round(time.Second) }
-
 // until runs until a condition holds, looking every second, at most so long.
 func (x *summary) until(what string, most time.Duration, ok func(least, most int) bool) {
 	begin := x.now

@@ -12,7 +12,7 @@ type Want struct {
 	Models     []gguf.ModelID
 	MaxExperts int                                            // 0: no limit
 	MaxBytes   int64                                          // 0: no limit
-	Bytes      func(model gguf.ModelID, layer int) int64      // of one expert; may be nil if MaxBytes is 0
+	Bytes      func(model gguf.ModelID, layer int) int64      // of one expert, 0 not known: nothing fits; nil: none is known
 	Held       func(model gguf.ModelID) (slices []gguf.Slice) // what Peer holds already; may be nil
 }
 
@@ -68,7 +68,10 @@ func (w *Want) room(id gguf.ModelID, layer int) int {
 		n = min(n, w.MaxExperts)
 	}
 	if w.MaxBytes > 0 {
-		size := w.Bytes(id, layer)
+		var size int64
+		if w.Bytes != nil {
+			size = w.Bytes(id, layer)
+		}
 		if size <= 0 {
 			return 0
 		}
