@@ -4,10 +4,18 @@ package node
 
 import (
 	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
 	"encoding/json"
+	"encoding/pem"
 	"errors"
 	"fmt"
 	"io"
+	"math/big"
+	"net"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -177,4 +185,76 @@ func TestMarketHTTP(t *testing.T) {
 			t.Errorf("%s %s: %d %v, want 400 and why", path, body, status, reply)
 		}
 	}
+}
+
+// TestWebListener: peers and plain HTTPS come in at one port, with a certificate
+// that only this network knows.
+func TestWebListener(t *testing.T) {
+	n := newNetwork(t, NewNetwork{})
+	cert, key := writeCertificate(t, n.dir)
+	web := filepath.Join(n.dir, "web.toml")
+	if err := os.WriteFile(web, fmt.Appendf(nil, "[tls]\ncert = %q\nkey = %q\nca = %q\n", cert, key, cert), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	a := n.start("a", "--config", web, "--network", n.file, "--listen", "/ip4/127.0.0.1/tcp/0/tls/ws", "--mdns", Off,
+		"--http", Off, "--role", "volunteer,relay")
+	st, err := a.await(n.ctx, serving)
+	if err != nil {
+		t.Fatal(err)
+	}
+	addr := localAddr(st)
+	b := n.start("b", "--config", web, "--network", n.file, "--listen", "/ip4/127.0.0.1/tcp/0", "--mdns", Off, "--http", Off, "--peer", addr)
+	_, err = b.await(n.ctx, func(st *api.Status) bool {
+		return len(st.Peers) == 1 && st.Peers[0].State == api.PeerConnected && strings.Contains(st.Peers[0].Addr, "/ws")
+	})
+	if err != nil {
+		t.Errorf("the peer does not come in at %s: %v", addr, err)
+	}
+	_, rest, _ := strings.Cut(addr, "/tcp/")
+	port, _, _ := strings.Cut(rest, "/")
+	text, err := os.ReadFile(cert)
+	if err != nil {
+		t.Fatal(err)
+	}
+	pool := x509.NewCertPool()
+	pool.AppendCertsFromPEM(text)
+	client := http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: pool}}}
+	resp, err := client.Get("https://127.0.0.1:" + port + "/healthz")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	text, _ = io.ReadAll(resp.Body)
+	if resp.StatusCode != http.StatusOK || !strings.Contains(string(text), "node of network home-") {
+		t.Errorf("GET /healthz: %d %q", resp.StatusCode, text)
+	}
+}
+
+// writeCertificate writes a certificate for 127.0.0.1, signed by itself, and its key.
+func writeCertificate(t *testing.T, dir string) (cert, key string) {
+	t.Helper()
+	secret, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(1), NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
+		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}, IsCA: true, BasicConstraintsValid: true,
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, &secret.PublicKey, secret)
+	if err != nil {
+		t.Fatal(err)
+	}
+	private, err := x509.MarshalECPrivateKey(secret)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cert, key = filepath.Join(dir, "cert.pem"), filepath.Join(dir, "key.pem")
+	err = errors.Join(
+		os.WriteFile(cert, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), 0o600),
+		os.WriteFile(key, pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: private}), 0o600))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return cert, key
 }

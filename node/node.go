@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
@@ -214,6 +215,13 @@ func (n *Node) hostConfig(identity p2p.Identity) (p2p.Config, error) {
 	cfg.DHT, cfg.MDNS = true, n.cfg.MDNS == "on"
 	cfg.Reach, cfg.Relay, cfg.Announce = p2p.Reach(n.cfg.Reach), n.cfg.Has(RoleRelay), n.cfg.Tell
 	cfg.Remember = filepath.Join(n.cfg.Data, "peers.json")
+	var err error
+	if cfg.TLS, err = n.cfg.TLS.load(); err != nil {
+		return cfg, err
+	}
+	if listensOnWeb(n.cfg.Listen) {
+		cfg.HTTP = http.HandlerFunc(n.publicPage)
+	}
 	return cfg, n.cfg.joinNetwork(&cfg, time.Now())
 }
 
