@@ -9,6 +9,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -17,6 +18,7 @@ import (
 	manet "github.com/multiformats/go-multiaddr/net"
 
 	"kvasird/ggml/gguf"
+	"kvasird/node/api"
 	"kvasird/node/client"
 )
 
@@ -76,17 +78,22 @@ type doctor struct {
 	memory   func() (free int64, err error)   // bytes that can be used without swapping
 	disk     func(dir string) (int64, error)  // free bytes
 	listen   func(network, addr string) error // tries a port
+	dial     func(network, addr string) error // tries to connect
 	answered bool                             // a daemon runs with this configuration
+	reach    *api.Reach                       // how it is connected; nil without a network file
 	findings []Finding
 }
 
 // Examine looks at this machine as a node with that configuration would need
 // it. It changes nothing but binds the ports for a moment.
 func Examine(ctx context.Context, cfg Config, rt RuntimeFacts, cores int) []Finding {
-	_, err := client.New(cfg.Control).Status(ctx)
+	st, err := client.New(cfg.Control).Status(ctx)
 	d := &doctor{
 		cfg: cfg, runtime: rt, now: time.Now(), cores: cores, synced: clockSynced, memory: availableMemory,
-		disk: freeDisk, listen: tryListen, answered: err == nil,
+		disk: freeDisk, listen: tryListen, dial: tryDial, answered: err == nil,
+	}
+	if d.answered {
+		d.reach = st.Reach
 	}
 	return d.examine()
 }
@@ -94,7 +101,7 @@ func Examine(ctx context.Context, cfg Config, rt RuntimeFacts, cores int) []Find
 func (d *doctor) examine() []Finding {
 	for _, check := range []func(){
 		d.checkDaemon, d.checkLibraries, d.checkDevices, d.checkThreads, d.checkModel,
-		d.checkData, d.checkDisk, d.checkPorts, d.checkClock,
+		d.checkData, d.checkDisk, d.checkPorts, d.checkNetwork, d.checkClock,
 	} {
 		check()
 	}
@@ -193,15 +200,19 @@ func (d *doctor) checkData() {
 	}
 }
 
-// checkDisk looks at the folder or, before it is made, the nearest one above.
-func (d *doctor) checkDisk() {
+// folder is the state folder or, before it is made, the nearest one above.
+func (d *doctor) folder() string {
 	dir := d.cfg.Data
 	for {
 		if _, err := os.Stat(dir); err == nil || dir == filepath.Dir(dir) {
-			break
+			return dir
 		}
 		dir = filepath.Dir(dir)
 	}
+}
+
+func (d *doctor) checkDisk() {
+	dir := d.folder()
 	free, err := d.disk(dir)
 	if err != nil {
 		d.add(Finding{Name: "disk", Severity: SeverityWarn, Text: "cannot be told", Why: err.Error()})
@@ -250,7 +261,7 @@ func (d *doctor) checkPorts() {
 	}
 }
 
-// dialArgs gives the network and address of a listen multiaddr.
+// dialArgs gives the network and address of a multiaddr.
 func dialArgs(s string) (network, addr string, ok bool) {
 	a, err := multiaddr.NewMultiaddr(s)
 	if err != nil {
@@ -258,8 +269,8 @@ func dialArgs(s string) (network, addr string, ok bool) {
 	}
 	// Only the transport counts: /udp/4001/quic-v1 binds /udp/4001.
 	transport, _ := multiaddr.SplitFunc(a, func(c multiaddr.Component) bool {
-		p := c.Protocol().Code
-		return p != multiaddr.P_IP4 && p != multiaddr.P_IP6 && p != multiaddr.P_TCP && p != multiaddr.P_UDP
+		return !slices.Contains([]int{multiaddr.P_IP4, multiaddr.P_IP6, multiaddr.P_DNS, multiaddr.P_DNS4, multiaddr.P_DNS6,
+			multiaddr.P_TCP, multiaddr.P_UDP}, c.Protocol().Code)
 	})
 	network, addr, err = manet.DialArgs(transport)
 	return strings.TrimRight(network, "46"), addr, err == nil
@@ -347,6 +358,6 @@ func WriteFindings(w io.Writer, findings []Finding) (ok bool, err error) {
 		}
 	}
 	fmt.Fprintf(&b, "\n%d to fix, %d to consider, %d fine\n", count[SeverityFail], count[SeverityWarn], count[SeverityOK])
-	_, err = io.WriteString(w, b.String())
+	_, err = io.WriteString(w, printable(b.String()))
 	return count[SeverityFail] == 0, err
 }

@@ -47,6 +47,7 @@ func TestNetworkUsage(t *testing.T) {
 		{"network show", true, "takes [FILE]"},
 		{"network revoke home.toml", true, "takes [FILE TICKET|SERIAL|PEERID]"},
 		{"network show none.toml", false, "no such file"},
+		{"doctor --network ./none.toml --data d", false, "network file: stat ./none.toml: no such file"},
 	} {
 		err := dispatch(t.Context(), strings.Fields(tt.line))
 		if err == nil || errors.Is(err, errUsage) != tt.usage || !strings.Contains(err.Error(), tt.want) {
