@@ -30,6 +30,8 @@ const (
 	// and seekPeers how many of those are met.
 	seekEvery = 15 * time.Second
 	seekPeers = 8
+	// maxServed bounds the lost peers of which it is kept what they served.
+	maxServed = 4096
 	// keyLayers is how many layers share a provider record.
 	keyLayers = 8
 )
@@ -51,7 +53,8 @@ type exchange struct {
 	onPeer    func()                                       // a peer is ready, or said something new
 	onHeard   func()                                       // what others hold has changed; called by run
 
-	wake chan struct{} // something changed; holds one
+	wake   chan struct{}        // something changed; holds one
+	served map[peer.ID][]string // models of lost peers; only used by the host's watcher
 
 	// of run alone
 	pace     market.Pace
@@ -81,7 +84,7 @@ func newExchange(host *p2p.Host, w *weights, policy market.Policy, log *slog.Log
 	}
 	s := &exchange{
 		self: host.ID(), host: host, table: table, weights: w, policy: policy, log: log, wake: make(chan struct{}, 1),
-		onPeer: func() {}, onHeard: func() {},
+		onPeer: func() {}, onHeard: func() {}, served: map[peer.ID][]string{},
 		learning: map[gguf.ModelID]bool{}, learned: make(chan learned), retry: map[gguf.ModelID]time.Time{},
 		sought: map[gguf.ModelID]time.Time{},
 	}
@@ -129,13 +132,23 @@ func (s *exchange) changed() {
 
 // PeerReady and PeerLost make exchange a p2p.Watcher: what it saw by itself counts
 // before what is said.
+//
+// A peer that comes back without the experts that it had was started anew: what it
+// said before counts no more, and its next word comes soon.
 func (s *exchange) PeerReady(p *p2p.Peer) {
-	s.table.Met(p.ID.String(), time.Now())
+	fewer := slices.ContainsFunc(s.served[p.ID], func(model string) bool { return !slices.Contains(p.Models, model) })
+	if !fewer {
+		s.table.Met(p.ID.String(), time.Now())
+	}
+	delete(s.served, p.ID)
 	s.onPeer()
 	s.changed()
 }
 
 func (s *exchange) PeerLost(p *p2p.Peer) {
+	if len(s.served) < maxServed {
+		s.served[p.ID] = p.Models
+	}
 	s.table.Lost(p.ID.String())
 	s.changed()
 }

@@ -19,6 +19,9 @@ const (
 	drainTime = 30 * time.Second
 	// defaultDisk bounds what is taken of a disk unless the budget says otherwise.
 	defaultDisk = 50 << 30
+	// memorySlack is the part of the memory that is kept free for what parts take
+	// beyond what is known beforehand, see volunteer.excess.
+	memorySlack = 16
 	// groupSlack is kept free for the groups of 256 KiB at the ends of parts, and for
 	// the store's own files.
 	groupSlack = 16 << 20
@@ -102,7 +105,7 @@ func (n *Node) knowOwn(ctx context.Context) error {
 func (n *Node) startVolunteer(ctx context.Context, policy market.Policy) error {
 	l := n.cfg.Budget.limits
 	n.workers.limit = l.memory
-	budget := market.Budget{Disk: max(0, l.disk-groupSlack), Memory: l.memory, Bandwidth: l.download}
+	budget := market.Budget{Disk: max(0, l.disk-groupSlack), Memory: l.memory - l.memory/memorySlack, Bandwidth: l.download}
 	v, err := newVolunteer(n.host.ID().String(), policy, n.weights, n.workers, budget, filepath.Join(n.cfg.Data, "parts.json"), n.log)
 	if err != nil {
 		return err

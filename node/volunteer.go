@@ -8,7 +8,6 @@ import (
 	"io/fs"
 	"log/slog"
 	"os"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -109,7 +108,7 @@ func (v *volunteer) decide(ctx context.Context, t *market.Table, now time.Time) 
 		return market.Decision{Next: now.Add(time.Second)}
 	}
 	budget := v.budget
-	budget.Memory -= v.excess()
+	budget.Memory = min(budget.Memory, v.workers.limit-v.excess())
 	d := v.market.Decide(t, budget, now)
 	for _, p := range d.Load {
 		v.start(ctx, p, false)
@@ -351,15 +350,18 @@ func (v *volunteer) announced(now time.Time) {
 func (v *volunteer) keep(p market.Part) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	if !slices.Contains(v.here[p.Model], p.Slice) {
-		v.here[p.Model] = append(v.here[p.Model], p.Slice)
-	}
+	v.cutLocked(p)
+	v.here[p.Model] = append(v.here[p.Model], p.Slice)
 }
 
 // forget notes that a slice, or a part of one, is on disk no more.
 func (v *volunteer) forget(p market.Part) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
+	v.cutLocked(p)
+}
+
+func (v *volunteer) cutLocked(p market.Part) {
 	var left []gguf.Slice
 	for _, s := range v.here[p.Model] {
 		left = append(left, without(s, p.Slice)...)
@@ -421,12 +423,33 @@ func (v *volunteer) restore(ctx context.Context, know func(gguf.ModelID, *gguf.M
 			return err
 		}
 		for _, s := range list {
-			p := market.Part{Model: id, Slice: s}
-			if err := v.market.Restore(p, false, time.Now()); err != nil {
+			if err := v.restorePart(ctx, m, g, market.Part{Model: id, Slice: s}); err != nil {
 				return fmt.Errorf("%s: %w", v.file, err)
 			}
-			v.keep(p)
 		}
 	}
+	return nil
+}
+
+// restorePart takes up one part: it serves at once if all of it is here.
+func (v *volunteer) restorePart(ctx context.Context, m *store.Model, g *gguf.Model, p market.Part) error {
+	spans, err := store.SliceSpans(g, p.Slice)
+	if err != nil {
+		return err
+	}
+	complete := true
+	for file, list := range spans {
+		complete = complete && len(m.Missing(file, list)) == 0
+	}
+	if complete {
+		if err := v.workers.add(ctx, p.Model, g, p.Slice); err != nil {
+			v.log.Warn("part that was served before cannot be", "slice", p.Slice.String(), "error", err)
+			complete = false
+		}
+	}
+	if err := v.market.Restore(p, complete, time.Now()); err != nil {
+		return err
+	}
+	v.keep(p)
 	return nil
 }
