@@ -221,12 +221,23 @@ func (r *round) cost(h *held, experts gguf.Range) float64 {
 	return c
 }
 
+// smallSwarm is how many peers still hear of a claim at once, in one or two hops.
+const smallSwarm = 16
+
+// settle is how long others take to answer: a third of the policy's time in a small swarm.
+func (r *round) settle() time.Duration {
+	if r.t.Peers(r.now) <= smallSwarm {
+		return r.v.policy.Settle / 3
+	}
+	return r.v.policy.Settle
+}
+
 // settled reports whether a state was told long enough ago that others have answered.
 func (r *round) settled(h *held) bool {
 	if h.told.IsZero() {
 		return false
 	}
-	at := h.told.Add(r.v.policy.Settle)
+	at := h.told.Add(r.settle())
 	if r.now.Before(at) {
 		r.wake(at)
 		return false

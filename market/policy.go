@@ -17,7 +17,7 @@ type Policy struct {
 	Ceiling int
 	Models  []gguf.ModelID // what the network runs, nothing else is volunteered for; empty: any
 
-	Settle time.Duration // how long a claim is told before its download begins; 0 is 6 s
+	Settle time.Duration // how long a claim is told before its download begins, a third of it among up to 16 peers; 0 is 6 s
 	Dwell  time.Duration // how long a move must look worth it, see Volunteer; 0 is 2 min
 	Margin float64       // by how much more scarce it must be where one moves; 0 is 0.25
 	// Piece is the time that one claimed piece takes to download at the budget's bandwidth, so
