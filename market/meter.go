@@ -55,8 +55,12 @@ func (m *Meter) decay(now time.Time) {
 	m.at = now
 }
 
+// significant is how many pairs a layer must have for each expert before some count as hot: a
+// few tokens say nothing of what is asked for.
+const significant = 16
+
 // Demand returns what to announce: the pairs of every layer that has any, to three binary digits,
-// and the experts that get more than one and a half times the mean, at most MaxHot of a layer
+// and, once there are enough to tell, the experts that get more than one and a half times the mean, at most MaxHot of a layer
 // and fewer where a model has many layers, their shares to three binary digits. So a steady load
 // has a steady description.
 func (m *Meter) Demand(now time.Time) []LayerDemand {
@@ -76,7 +80,11 @@ func (m *Meter) Demand(now time.Time) []LayerDemand {
 		if sum < 1 {
 			continue
 		}
-		list = append(list, LayerDemand{l, coarse(min(uint64(sum), maxPairs)), hot(row, sum, most)})
+		d := LayerDemand{Layer: l, Pairs: coarse(min(uint64(sum), maxPairs))}
+		if sum >= float64(significant*len(row)) {
+			d.Hot = hot(row, sum, most)
+		}
+		list = append(list, d)
 	}
 	return list
 }

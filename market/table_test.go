@@ -252,10 +252,14 @@ func TestMeter(t *testing.T) {
 	if d := m.Demand(t0); d != nil {
 		t.Errorf("demand of nothing: %v", d)
 	}
+	m.Add(1, 3, 100, t0)
+	if got := fmt.Sprint(m.Demand(t0)); got != "[{1 96 []}]" {
+		t.Errorf("demand %s after a few tokens, want no hot expert", got)
+	}
 	for e := range 8 {
 		m.Add(1, e, 100, t0)
 	}
-	m.Add(1, 3, 900, t0)
+	m.Add(1, 3, 800, t0)
 	for _, cell := range [][2]int{{0, 0}, {3, 0}, {6, 0}, {1, 8}, {-1, 0}, {1, -1}} {
 		m.Add(cell[0], cell[1], 1000, t0) // do not exist
 	}
