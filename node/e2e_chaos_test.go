@@ -39,7 +39,7 @@ var blows = []blow{
 		v := c.volunteers[i]
 		v.cmd.Process.Kill()
 		<-v.exited
-		return func() { c.volunteers[i] = c.volunteer(i) }
+		return func() { c.again(i) }
 	}},
 	{"SIGSTOP", func(c *chaos, i int) func() {
 		v := c.volunteers[i]
@@ -54,7 +54,7 @@ var blows = []blow{
 		if err := c.volunteers[i].stop(); err != nil {
 			c.t.Error(err)
 		}
-		return func() { c.volunteers[i] = c.volunteer(i) }
+		return func() { c.again(i) }
 	}},
 }
 
@@ -69,6 +69,16 @@ func (c *chaos) addr(i int) string { return fmt.Sprintf("127.0.0.%d", 11+i) }
 func (c *chaos) volunteer(i int) *child {
 	return c.start(fmt.Sprintf("v%d", i), "--network", c.file, "--listen", "/ip4/"+c.addr(i)+"/tcp/0",
 		"--http", Off, "--memory", "9MB", "--disk", "1GB")
+}
+
+// again starts a volunteer that ended, and waits until it answers: a signal before
+// that would end it without a word.
+func (c *chaos) again(i int) {
+	c.t.Helper()
+	c.volunteers[i] = c.volunteer(i)
+	if _, err := c.volunteers[i].await(c.ctx, serving); err != nil {
+		c.t.Fatal(err)
+	}
 }
 
 func (c *chaos) nft(args ...string) {
