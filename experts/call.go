@@ -252,6 +252,10 @@ func (r *run) wait(ctx context.Context, now time.Time, changed <-chan struct{}) 
 		}
 	}
 	if len(r.pending) > 0 {
+		if len(r.busy) == 0 {
+			r.d.starved.Add(1)
+			defer r.d.starved.Add(-1)
+		}
 		if t := r.missing.Add(r.patience()); t.Before(next) {
 			next = t
 		}

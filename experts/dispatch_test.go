@@ -217,12 +217,14 @@ func TestCoverageWait(t *testing.T) {
 	poison(call)
 	done := make(chan error)
 	go func() { done <- d.Compute(context.Background(), call) }()
-	time.Sleep(50 * time.Millisecond)
+	for !d.Starved() {
+		time.Sleep(time.Millisecond)
+	}
 	w.start("a", newFFN(testWidth, testHidden, layerSlice(0, testExperts)), nil)
 	if err := <-done; err != nil {
 		t.Fatal(err)
 	}
-	if diff := maxDiff(call.Out, want); diff != 0 {
+	if diff := maxDiff(call.Out, want); diff != 0 || d.Starved() {
 		t.Errorf("maximum difference %g", diff)
 	}
 }

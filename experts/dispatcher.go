@@ -107,7 +107,8 @@ type Dispatcher struct {
 	scratch  localScratch
 	ownPairs atomic.Uint64 // computed by cfg.Local
 	hedges   hedges
-	phase    float64 // of canary rows
+	starved  atomic.Int32 // calls with pairs that nobody serves
+	phase    float64      // of canary rows
 
 	mu        sync.Mutex // guards the rest, and the fields of programs and sessions that say so
 	keepers   map[string]*keeper
@@ -154,6 +155,9 @@ func NewDispatcher(cfg Config) (*Dispatcher, error) {
 	d.loops.Go(d.pulse)
 	return d, nil
 }
+
+// Starved reports whether a call waits for experts that nobody serves now.
+func (d *Dispatcher) Starved() bool { return d.starved.Load() > 0 }
 
 // Close ends all sessions and calls and waits for them.
 func (d *Dispatcher) Close() error {

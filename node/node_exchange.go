@@ -114,9 +114,10 @@ func (n *Node) startVolunteer(ctx context.Context, policy market.Policy) error {
 	return v.restore(ctx, n.exchange.know)
 }
 
-// busy reports whether this node computes now, so that sending weights waits.
+// busy reports whether this node computes now, so that sending weights waits. An
+// answer that waits for experts may be waiting for just these weights.
 func (n *Node) busy() bool {
-	if n.engine != nil && n.engine.Stats().Running > 0 {
+	if n.engine != nil && n.engine.Stats().Running > 0 && (n.dispatch == nil || !n.dispatch.Starved()) {
 		return true
 	}
 	return n.workers.busy()
