@@ -248,3 +248,125 @@ func TestKilledDownload(t *testing.T) {
 		t.Errorf("%d bytes on disk, the status says %+v; the limit is %d", most, d, limit)
 	}
 }
+
+// mostReplicas is the most replicas that a node counts of any expert, and how many
+// peers it takes for holders of some.
+func (n *network) mostReplicas(c *child) (replicas, holders int) {
+	n.t.Helper()
+	maps, err := c.client().Coverage(n.ctx)
+	if err != nil {
+		n.t.Error(err)
+	}
+	for _, m := range maps {
+		for _, l := range m.Layers {
+			for _, r := range l.Replicas {
+				replicas = max(replicas, r)
+			}
+		}
+		for _, h := range m.Holders {
+			if len(h.Serving)+len(h.Claimed) > 0 {
+				holders++
+			}
+		}
+	}
+	return replicas, holders
+}
+
+// TestQuickRestarts: however often one identity comes and goes, it is one.
+func TestQuickRestarts(t *testing.T) {
+	n, at := newJoining(t, NewNetwork{Replicas: 1})
+	var most, holders int
+	end := meanwhile(func() {
+		r, h := n.mostReplicas(n.backbone)
+		most, holders = max(most, r), max(holders, h)
+	})
+	defer end()
+	start := func() *child { return n.join("v", "--peer", at) }
+	v := start()
+	id := n.sees(v, servesParts).PeerID
+	n.covered(n.backbone, 1)
+	for range 6 {
+		v.cmd.Process.Kill()
+		<-v.exited
+		v = start()
+		// it is killed again as soon as it has met somebody
+		st := n.sees(v, func(st *api.Status) bool { return st.Reach != nil && st.Reach.DirectPeers > 0 })
+		if st.PeerID != id {
+			t.Fatalf("it was %s and is %s", id, st.PeerID)
+		}
+	}
+	n.sees(v, servesParts)
+	n.covered(n.backbone, 1)
+	end()
+	if most != 1 || holders != 1 {
+		t.Errorf("one volunteer was counted as %d replicas and %d holders", most, holders)
+	}
+	n.sameAsAlone(questions[0], nil)
+}
+
+// TestPause: a volunteer that pauses, or ends, first has others go elsewhere.
+func TestPause(t *testing.T) {
+	n, at := newJoining(t, NewNetwork{Replicas: 2}, "--experts", "remote")
+	v, other := n.join("v1", "--peer", at), n.join("v2", "--peer", at)
+	id := n.sees(v, servesParts).PeerID
+	n.covered(n.backbone, 2)
+	n.sees(n.backbone, serving)
+	leaving := func() bool {
+		maps, err := n.backbone.client().Coverage(n.ctx)
+		if err != nil || len(maps) != 1 {
+			t.Fatal(maps, err)
+		}
+		for _, h := range maps[0].Holders {
+			if h.Peer == id {
+				return h.Leaving
+			}
+		}
+		return false
+	}
+	pause := func(paused bool) {
+		if got, err := v.client().Pause(n.ctx, paused); err != nil || got.Paused != paused || got.Note != "" {
+			t.Errorf("pause %v: %+v, %v", paused, got, err)
+		}
+	}
+	n.sameAsAlone(questions[0], func(token int) {
+		if token == 5 {
+			pause(true)
+		}
+	})
+	for !leaving() {
+		if n.ctx.Err() != nil {
+			t.Fatal("the coverage does not show that it leaves")
+		}
+		time.Sleep(50 * time.Millisecond)
+	}
+	before := n.sees(v, func(st *api.Status) bool { return st.Volunteer.Paused })
+	n.sameAsAlone(questions[1], nil)
+	n.sameAsAlone(questions[2], nil)
+	if rows := rowsOf(n.sees(v, serving)) - rowsOf(before); rows != 0 {
+		t.Errorf("it computed %d rows while it was paused", rows)
+	}
+
+	pause(false)
+	n.covered(n.backbone, 2)
+	if leaving() {
+		t.Error("after the pause it still leaves")
+	}
+	// now it alone is left, so it has to do the work
+	n.sameAsAlone(questions[3], func(token int) {
+		if token == 5 {
+			other.cmd.Process.Signal(syscall.SIGTERM)
+		}
+	})
+	select {
+	case <-other.exited:
+	case <-n.ctx.Done():
+		t.Fatal("the other does not end")
+	}
+	if other.err != nil {
+		t.Errorf("%v\n%s", other.err, other.lastWords())
+	}
+	n.sameAsAlone(questions[0], nil)
+	if rows := rowsOf(n.sees(v, serving)) - rowsOf(before); rows == 0 {
+		t.Error("it computed nothing after the pause")
+	}
+}
