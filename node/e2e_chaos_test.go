@@ -165,5 +165,6 @@ func TestChaos(t *testing.T) {
 	asking.Wait()
 	t.Logf("%d answers, all the model's; the longest took %v", answers, longest.Round(time.Millisecond))
 	c.sameAsAlone(questions[1], nil)
+	before.files += 2 * chaosWorkers // whoever came back may fetch, or be fetched from
 	c.backbone.level(t, before)
 }

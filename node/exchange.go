@@ -51,10 +51,13 @@ type exchange struct {
 	volunteer *volunteer                                   // nil: it holds what it was told to
 	runs      func(now time.Time) (market.ModelNews, bool) // the model that this node runs for clients; may be nil
 	onPeer    func()                                       // a peer is ready, or said something new
+	onDirect  func(peer.ID)                                // a peer that was reached by a relay is now without one
 	onHeard   func()                                       // what others hold has changed; called by run
 
-	wake   chan struct{}        // something changed; holds one
-	served map[peer.ID][]string // models of lost peers; only used by the host's watcher
+	wake chan struct{} // something changed; holds one
+	// only used as the host's watcher:
+	served  map[peer.ID][]string // models of lost peers
+	relayed map[peer.ID]bool     // ready peers that are reached by a relay
 
 	// of run alone
 	pace     market.Pace
@@ -84,7 +87,8 @@ func newExchange(host *p2p.Host, w *weights, policy market.Policy, log *slog.Log
 	}
 	s := &exchange{
 		self: host.ID(), host: host, table: table, weights: w, policy: policy, log: log, wake: make(chan struct{}, 1),
-		onPeer: func() {}, onHeard: func() {}, served: map[peer.ID][]string{},
+		onPeer: func() {}, onHeard: func() {}, onDirect: func(peer.ID) {},
+		served: map[peer.ID][]string{}, relayed: map[peer.ID]bool{},
 		learning: map[gguf.ModelID]bool{}, learned: make(chan learned), retry: map[gguf.ModelID]time.Time{},
 		sought: map[gguf.ModelID]time.Time{},
 	}
@@ -141,6 +145,12 @@ func (s *exchange) PeerReady(p *p2p.Peer) {
 		s.table.Met(p.ID.String(), time.Now())
 	}
 	delete(s.served, p.ID)
+	if p.Path() == p2p.Relayed {
+		s.relayed[p.ID] = true
+	} else if s.relayed[p.ID] {
+		delete(s.relayed, p.ID)
+		s.onDirect(p.ID)
+	}
 	s.onPeer()
 	s.changed()
 }
@@ -149,6 +159,7 @@ func (s *exchange) PeerLost(p *p2p.Peer) {
 	if len(s.served) < maxServed {
 		s.served[p.ID] = p.Models
 	}
+	delete(s.relayed, p.ID)
 	s.table.Lost(p.ID.String())
 	s.changed()
 }

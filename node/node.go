@@ -273,6 +273,9 @@ func (n *Node) startBackbone(ctx context.Context) error {
 			n.host.Watch(n.dispatch)
 		} else {
 			n.exchange.runs = n.runs
+			// The session is opened again at once, by SetHolders, over the better path;
+			// what was asked over the old one is asked again.
+			n.exchange.onDirect = func(id peer.ID) { n.dispatch.RemovePeer(id.String()) }
 			n.exchange.onHeard = func() { n.dispatch.SetHolders(n.file.all(), n.holdersOf(n.file.id)) }
 		}
 		cfg.Experts = n.dispatch.compute
