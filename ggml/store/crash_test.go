@@ -100,6 +100,15 @@ func memoryDir(t *testing.T) string {
 	return dir
 }
 
+// stride is how far apart the changes are at which something is made to happen: the race
+// detector looks at some of them.
+func stride() int {
+	if raceEnabled {
+		return 5
+	}
+	return 1
+}
+
 // scenario is a life of a store, in which a step that fails by itself is tried again.
 // sure are the groups of file 0 that must be held whatever happens later.
 func (fx *fixture) scenario(s *Store, sure map[int]bool) error {
@@ -149,7 +158,7 @@ func (fx *fixture) scenario(s *Store, sure map[int]bool) error {
 func TestCrashAnywhere(t *testing.T) {
 	fx := newFixture(randomData(1, 6*Group+77), randomData(2, Group+1))
 	dir := memoryDir(t)
-	for at, finished := 0, false; !finished; at++ {
+	for at, finished := 0, false; !finished; at += stride() {
 		killed, unplugged := filepath.Join(dir, fmt.Sprint(at), "killed"), filepath.Join(dir, fmt.Sprint(at), "unplugged")
 		c := newCrasher(at)
 		s, err := open(killed, 0, &disk{before: c.before})
@@ -180,7 +189,7 @@ func TestCrashAnywhere(t *testing.T) {
 func TestFailureAnywhere(t *testing.T) {
 	fx := newFixture(randomData(1, 6*Group+77), randomData(2, Group+1))
 	dir := memoryDir(t)
-	for at := 0; ; at++ {
+	for at := 0; ; at += stride() {
 		sub := filepath.Join(dir, fmt.Sprint(at))
 		c := newCrasher(1 << 30)
 		s, err := open(sub, 0, &disk{before: c.before})
@@ -319,7 +328,7 @@ func killedChild(dir string) error {
 
 func TestKill(t *testing.T) {
 	fx, dir := killedFixture(), t.TempDir()
-	for round := range 8 {
+	for round := range 6 {
 		child := exec.Command(os.Args[0])
 		child.Env = append(os.Environ(), killedEnv+"="+dir)
 		var stderr bytes.Buffer

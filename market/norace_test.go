@@ -1,0 +1,5 @@
+//go:build !race
+
+package market
+
+const raceEnabled = false
