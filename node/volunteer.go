@@ -187,7 +187,7 @@ func (v *volunteer) load(ctx context.Context, p market.Part) error {
 		if !errors.As(err, &full) {
 			return err
 		}
-		v.note(p, err)
+		v.note(p, fmt.Errorf("%s: the disk is full: free some space, and the download goes on by itself", full.Path))
 		select {
 		case <-time.After(fullPause):
 		case <-ctx.Done():
