@@ -51,7 +51,7 @@ test-vulkan: ## the expert kernel on a Vulkan device (Debian: libvulkan1 and a d
 	BACKEND=vulkan packaging/deps.sh
 	GGML_VK_VISIBLE_DEVICES=$${GGML_VK_VISIBLE_DEVICES-0} go test -tags vulkan -count=1 -v -run OnVulkan ./ggml
 
-demo: build ## a backbone and three expert workers on this machine answer three questions
+demo: build ## a swarm forms itself on this machine and answers three questions
 	bin/kvasird demo
 
 bench: build ## measure dispatch, swarm against alone, and the expert kernel

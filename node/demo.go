@@ -26,14 +26,16 @@ var demoQuestions = []api.AskRequest{
 	{Prompt: "What does a worker hold?", MaxTokens: 64},
 }
 
-// demoCuts are the expert ranges of the three workers.
-var demoCuts = []gguf.Range{{Begin: 0, End: 11}, {Begin: 11, End: 22}, {Begin: 22, End: 32}}
+// demoMemory is what each volunteer has for experts: about half of them.
+const demoMemory = "8MB"
 
-// demoSwarm is a backbone without experts and three workers, each a process,
-// and one process with the whole model.
+// demoSwarm is a network of processes: one with the whole model, which answers
+// alone and gives weights; a backbone without experts; and three volunteers that
+// begin with nothing.
 type demoSwarm struct {
 	dir      string
 	out      io.Writer
+	file     string // of the network
 	children family
 	workers  []*child
 	backbone *child
@@ -61,68 +63,86 @@ func Demo(ctx context.Context, out io.Writer) (err error) {
 	return err
 }
 
-// start writes the files and starts the processes.
+// start writes the files, starts the processes, and waits until they have found
+// each other and shared out the experts.
 func (d *demoSwarm) start(ctx context.Context) error {
 	whole, err := tiny.Write(d.dir)
 	if err != nil {
 		return err
 	}
+	d.file = filepath.Join(d.dir, "demo.toml")
+	if err := CreateNetwork(NewNetwork{Name: "demo", Replicas: 1, Out: d.file}, io.Discard); err != nil {
+		return err
+	}
+	if d.alone, err = d.join("alone", "--role", "backbone", "--model", whole, "--experts", ExpertsHere); err != nil {
+		return err
+	}
+	st, err := d.alone.await(ctx, serving)
+	if err != nil {
+		return err
+	}
+	if err := d.meetAt(localAddr(st)); err != nil {
+		return err
+	}
+	fmt.Fprintf(d.out, "model      pid %-7d has the whole model: answers alone, and gives weights to the network\n", d.alone.cmd.Process.Pid)
+	began := time.Now()
+	if err := d.startBackbone(ctx, whole); err != nil {
+		return err
+	}
+	for i := range 3 {
+		w, err := d.join(fmt.Sprintf("volunteer-%d", i+1), "--memory", demoMemory, "--disk", "1GB")
+		if err != nil {
+			return err
+		}
+		d.workers = append(d.workers, w)
+		fmt.Fprintf(d.out, "volunteer  pid %-7d has the network file and %s for experts\n", w.cmd.Process.Pid, demoMemory)
+	}
+	if _, err := d.backbone.await(ctx, serving); err != nil {
+		return err
+	}
+	fmt.Fprintf(d.out, "%.1f s later every expert is served\n", time.Since(began).Seconds())
+	for i, w := range d.workers {
+		st, err := w.client().Status(ctx)
+		if err != nil {
+			return err
+		}
+		fmt.Fprintf(d.out, "volunteer %d took layers/experts", i+1)
+		for _, s := range st.Slices {
+			fmt.Fprintf(d.out, "  %d:%d/%d:%d", s.LayerBegin, s.LayerEnd, s.ExpertBegin, s.ExpertEnd)
+		}
+		fmt.Fprintln(d.out)
+	}
+	return nil
+}
+
+// join starts a node of the network on this machine only.
+func (d *demoSwarm) join(name string, args ...string) (*child, error) {
+	return d.children.start(d.dir, name, append([]string{"--network", d.file, "--listen", "/ip4/127.0.0.1/tcp/0",
+		"--http", Off, "--mdns", Off, "--threads", "1"}, args...)...)
+}
+
+// meetAt has nodes that start from now on come in by an address: the demo also runs
+// where there is no multicast.
+func (d *demoSwarm) meetAt(addr string) error {
+	g, err := ReadNetwork(d.file)
+	if err != nil {
+		return err
+	}
+	g.Contact.Bootstrap = []string{addr}
+	return replaceFile(d.file, []byte(g.String()))
+}
+
+func (d *demoSwarm) startBackbone(ctx context.Context, whole string) error {
 	m, err := gguf.OpenModel(whole)
 	if err != nil {
 		return err
 	}
 	defer m.Close()
-	var peers []string
-	for i, cut := range demoCuts {
-		w, err := d.startWorker(ctx, m, i, cut)
-		if err != nil {
-			return err
-		}
-		st, err := w.await(ctx, serving)
-		if err != nil {
-			return err
-		}
-		peers = append(peers, "--peer", localAddr(st))
-		fmt.Fprintf(d.out, "worker %d   pid %-7d experts %v of every layer\n", i+1, w.cmd.Process.Pid, cut)
-	}
-	if err := d.startBackbone(ctx, m, peers); err != nil {
-		return err
-	}
-	d.alone, err = d.children.start(d.dir, "alone", "--model", whole, "--experts", ExpertsHere,
-		"--role", "backbone", "--threads", "1", "--listen", "/ip4/127.0.0.1/tcp/0")
-	if err != nil {
-		return err
-	}
-	_, err = d.alone.await(ctx, serving)
-	return err
-}
-
-func (d *demoSwarm) startWorker(ctx context.Context, m *gguf.Model, i int, cut gguf.Range) (*child, error) {
-	path := filepath.Join(d.dir, fmt.Sprintf("slice-%d.gguf", i+1))
-	image, err := m.SliceImage(ctx, gguf.Slice{Layers: gguf.Range{End: m.Layers()}, Experts: cut})
-	if err == nil {
-		err = image.WriteFile(ctx, path)
-	}
-	if err != nil {
-		return nil, err
-	}
-	w, err := d.children.start(d.dir, fmt.Sprintf("worker-%d", i+1), "--model", path, "--role", "worker", "--http", Off,
-		"--threads", "1", "--listen", "/ip4/127.0.0.1/tcp/0")
-	d.workers = append(d.workers, w)
-	return w, err
-}
-
-func (d *demoSwarm) startBackbone(ctx context.Context, m *gguf.Model, peers []string) error {
 	path := filepath.Join(d.dir, "backbone.gguf")
 	if err := gguf.WriteBackbone(ctx, path, m); err != nil {
 		return err
 	}
-	args := append([]string{"--model", path, "--role", "backbone", "--threads", "1", "--listen", "/ip4/127.0.0.1/tcp/0"}, peers...)
-	var err error
-	if d.backbone, err = d.children.start(d.dir, "backbone", args...); err != nil {
-		return err
-	}
-	if _, err := d.backbone.await(ctx, serving); err != nil {
+	if d.backbone, err = d.join("backbone", "--role", "backbone", "--model", path, "--wait", "60"); err != nil {
 		return err
 	}
 	info, err := os.Stat(path)
@@ -142,7 +162,7 @@ func (d *demoSwarm) ask(ctx context.Context) error {
 		fmt.Fprintf(d.out, "\n> %s\n  ", q.Prompt)
 		got, done, err := askTokens(ctx, d.backbone.client(), q, d.out)
 		if err != nil {
-			return fmt.Errorf("the swarm: %w", err)
+			return fmt.Errorf("the swarm: %w\n%s", err, d.backbone.lastWords())
 		}
 		want, alonedone, err := askTokens(ctx, d.alone.client(), q, io.Discard)
 		if err != nil {
@@ -183,7 +203,7 @@ func speed(list []api.AskDone) float64 {
 	return float64(tokens) / seconds
 }
 
-// table prints the rows that each worker computed in each layer.
+// table prints the rows that each volunteer computed in each layer.
 func (d *demoSwarm) table(ctx context.Context) error {
 	t := tabwriter.NewWriter(d.out, 0, 0, 2, ' ', tabwriter.AlignRight)
 	fmt.Fprint(t, "\nrows computed\t")
@@ -194,7 +214,7 @@ func (d *demoSwarm) table(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		fmt.Fprintf(t, "worker %d\t", i+1)
+		fmt.Fprintf(t, "volunteer %d\t", i+1)
 		rows[i] = map[int]uint64{}
 		for _, r := range st.Rows {
 			rows[i][r.Layer] = r.Rows

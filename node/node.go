@@ -295,11 +295,9 @@ func (n *Node) startBackbone(ctx context.Context) error {
 	return nil
 }
 
-// startDoor opens the HTTP door for clients.
+// startDoor makes the gateway, by which the control API renders prompts too, and
+// opens its HTTP door for clients where that is wanted.
 func (n *Node) startDoor() (err error) {
-	if !n.cfg.Has(RoleEntry) || n.cfg.HTTP == Off {
-		return nil
-	}
 	cfg := gateway.Config{Logger: n.log}
 	if n.engine != nil {
 		cfg.Models = []gateway.Model{n.served()}
@@ -309,6 +307,9 @@ func (n *Node) startDoor() (err error) {
 	}
 	if n.gateway, err = gateway.New(cfg); err != nil {
 		return err
+	}
+	if !n.cfg.Has(RoleEntry) || n.cfg.HTTP == Off {
+		return nil
 	}
 	if n.http, err = gateway.Listen(n.cfg.HTTP); err == nil {
 		n.onStop(func() error { n.http.Close(); return nil }) // closed already unless the start failed

@@ -85,8 +85,15 @@ func (n *Node) startExchange(ctx context.Context) error {
 	return nil
 }
 
-// knowOwn takes in the models that are whole in the store.
+// knowOwn takes in the models that are whole in the store, and the one that this
+// node runs.
 func (n *Node) knowOwn(ctx context.Context) error {
+	if n.file != nil {
+		n.weights.adopt(n.file.id, n.file.Model)
+		if err := n.exchange.know(n.file.id, n.file.Model); err != nil && len(n.file.ExpertLayers()) > 0 {
+			return err
+		}
+	}
 	for _, m := range n.store.Models() {
 		if !m.Complete() {
 			continue

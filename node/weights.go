@@ -129,6 +129,13 @@ func (w *weights) known(id gguf.ModelID) *gguf.Model {
 	return w.opened[id]
 }
 
+// adopt has a model that somebody else opened be known, who closes it.
+func (w *weights) adopt(id gguf.ModelID, g *gguf.Model) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.opened[id] = g
+}
+
 // open opens a stored model whose header is held, once.
 func (w *weights) open(ctx context.Context, m *store.Model) (*gguf.Model, error) {
 	w.mu.Lock()
