@@ -1,15 +1,16 @@
 # Every target works from a plain checkout; `make help` lists them.
 .DEFAULT_GOAL := help
-.PHONY: help deps build test test-net test-chaos test-vulkan check demo bench bench-net fuzz clean clean-deps
+.PHONY: help deps build test test-net test-chaos test-vulkan check demo bench bench-net bench-gossip fuzz clean clean-deps
 
 STATICCHECK = honnef.co/go/tools/cmd/staticcheck@v0.8.2
 GO_FILES    = $(shell find cmd node p2p ring experts market settle ggml -name '*.go' 2>/dev/null)
 FUZZTIME   ?= 5s
+NODES      ?= 100
 GOTESTFLAGS ?=
 export BACKEND LLAMA_SRC LLAMA_LIB DEPS_FROM
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 deps: ## fetch llama.cpp's headers and libraries (BACKEND=vulkan|cuda, or LLAMA_SRC= LLAMA_LIB=)
 	@packaging/deps.sh
@@ -59,6 +60,10 @@ bench: build ## measure dispatch, swarm against alone, and the expert kernel
 
 bench-net: ## measure discovery and round trips across namespaces, delay and loss (as test-net)
 	go test -tags nettest -count=1 -timeout 15m -run '^TestFigures$$' -v ./p2p | grep -v -e '^=== ' -e '^ *---'
+
+# One process holds all nodes, on a simulated network.
+bench-gossip: ## measure what gossip costs at rest, with NODES nodes (default 100)
+	KVASIR_GOSSIP_NODES=$(NODES) go test ./p2p -run '^$$' -bench GossipAtRest -benchtime 1x
 
 fuzz: deps ## run each fuzz target for FUZZTIME (default 5s)
 	@set -e; for pkg in $$(go list ./...); do \
