@@ -299,6 +299,11 @@ func TestPublishRefused(t *testing.T) {
 // Authors that one peer made up do not fill the table, and do not keep real ones out.
 func TestTableOfAuthorsIsBounded(t *testing.T) {
 	x := newTarget(t)
+	for _, h := range []*Host{x.mallory, x.honest} { // nobody pulls what is invented below
+		for range pullsAtOnce {
+			h.gossip.pulling <- struct{}{}
+		}
+	}
 	now := time.Now()
 	invent := func(via peer.ID, n int) (kept int) {
 		for range n {

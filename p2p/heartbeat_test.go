@@ -133,13 +133,18 @@ func TestHostileHeartbeat(t *testing.T) {
 			a := startHost(t, func(c *Config) { c.Identity = high })
 			b := startHost(t, func(c *Config) { c.Identity = low })
 			hello(t, b, a)
-			// The host's own heartbeat may take the stream's place at any time: try again.
+			// The host's own heartbeat may take the stream's place at any time: try again,
+			// with more time on a busy machine.
+			pause := 100 * time.Millisecond
 			eventually(t, "it costs standing", func() bool {
 				s, err := b.node.NewStream(t.Context(), a.ID(), b.protocolID(ctlProtocol))
 				if err == nil {
 					defer s.Reset()
 					tt.send(NewFrameWriter(s, 1)) // it may be cut short
-					time.Sleep(200 * time.Millisecond)
+					pause *= 2
+					for end := time.Now().Add(pause); a.Standing(b.ID()).Score == 0 && time.Now().Before(end); {
+						time.Sleep(10 * time.Millisecond)
+					}
 				}
 				return a.Standing(b.ID()).Last == tt.fault && a.Standing(b.ID()).Score > 0
 			})

@@ -221,6 +221,9 @@ func TestConnDeadlineAndClose(t *testing.T) {
 				t.Fatal(err)
 			}
 			name := fmt.Sprintf("spin %v, lane %v", spin, c.Lane())
+			if err := echo(c, 100); err != nil { // the protocol is agreed upon from here
+				t.Fatalf("%s: %v", name, err)
+			}
 			if err := c.SetReadDeadline(time.Now().Add(20 * time.Millisecond)); err != nil {
 				t.Fatal(err)
 			}
