@@ -213,6 +213,13 @@ func (s *exchange) step(ctx context.Context, now time.Time) (next time.Time) {
 		d := s.volunteer.decide(ctx, s.table, now)
 		changed, next = d.Announce, d.Next
 	}
+	for id, at := range s.retry {
+		if at.After(now) {
+			next = earlier(next, at)
+		} else {
+			delete(s.retry, id)
+		}
+	}
 	news := s.news(now)
 	body, err := news.Encode()
 	if err != nil {
