@@ -194,11 +194,11 @@ func (h *Host) Blame(id peer.ID, f Fault, reason string) {
 		return
 	}
 	cut := h.standings.blame(id, f, reason, time.Now())
-	h.cfg.Logger.Debug("fault of a peer", "peer", id, "fault", f, "reason", reason)
+	h.cfg.Logger.Debug("fault of a peer", "peer", id, "fault", f.String(), "reason", reason)
 	if !cut {
 		return
 	}
-	h.cfg.Logger.Warn("peer cut off", "peer", id, "fault", f, "reason", reason, "for", cutOffTime)
+	h.cfg.Logger.Warn("peer cut off", "peer", id, "fault", f.String(), "reason", reason, "for", cutOffTime.String())
 	h.disconnect(id)
 }
 
