@@ -213,7 +213,7 @@ func (n *network) held(c *child) (held int64) {
 // TestKilledDownload: a volunteer that is killed while it downloads goes on where
 // it was, and is within its budget at any time.
 func TestKilledDownload(t *testing.T) {
-	const limit, rate = 22_000_000, 400_000 // bytes, bytes per second
+	const limit, rate = 22_000_000, 700_000 // bytes, bytes per second
 	n, at := newJoining(t, NewNetwork{Replicas: 1})
 	budget := []string{"--peer", at, "--disk", fmt.Sprint(limit)}
 	v := n.join("v", append(budget, "--download", fmt.Sprint(rate))...)
