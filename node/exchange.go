@@ -240,6 +240,9 @@ func (s *exchange) step(ctx context.Context, now time.Time) (next time.Time) {
 	s.provide(ctx, news)
 	s.pace.Sent(now, peers)
 	s.volunteer.announced(now)
+	if changed {
+		return now // what was told settles from now on: look when that is
+	}
 	return earlier(next, s.pace.Next(s.self.String(), peers, false))
 }
 
