@@ -1,0 +1,5 @@
+//go:build race
+
+package ggml
+
+const raceEnabled = true
