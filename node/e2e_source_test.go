@@ -137,7 +137,7 @@ func TestLyingSources(t *testing.T) {
 		t.Errorf("%d bytes of liars are held", held)
 	}
 	// slow enough that the others are asked too
-	n.backbone = n.join("backbone", "--model", n.whole, "--experts", "remote", "--wait", "60", "--upload", "3MB", "--peer", at)
+	n.backbone = n.join("backbone", "--model", n.whole, "--experts", "remote", "--wait", "60", "--upload", "5MB", "--peer", at)
 	n.http = n.sees(n.backbone, serving).HTTP
 	n.sees(v, servesParts)
 	n.covered(n.backbone, 1)
