@@ -1,6 +1,20 @@
 package node
 
-import "testing"
+import (
+	"strings"
+	"testing"
+)
+
+func TestFillBudget(t *testing.T) {
+	cfg := Config{Data: t.TempDir()}
+	if err := fillBudget(&cfg); err != nil || cfg.Budget.limits.disk <= 0 || cfg.Budget.limits.memory <= 0 {
+		t.Errorf("defaults %+v, %v", cfg.Budget.limits, err)
+	}
+	cfg.Budget.limits.disk = 1 << 20
+	if err := fillBudget(&cfg); err == nil || !strings.Contains(err.Error(), "budget.disk of 1.0 MiB is too little") {
+		t.Errorf("1 MiB of disk: %v", err)
+	}
+}
 
 func TestParseBytes(t *testing.T) {
 	tests := []struct {

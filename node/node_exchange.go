@@ -44,6 +44,9 @@ func fillBudget(cfg *Config) error {
 		}
 		l.memory = free / 2
 	}
+	if l.disk < 2*groupSlack {
+		return fmt.Errorf("budget.disk of %s is too little to hold any weights: give at least %s", bytesText(l.disk), bytesText(2*groupSlack))
+	}
 	return nil
 }
 
