@@ -44,8 +44,8 @@ func fillBudget(cfg *Config) error {
 		}
 		l.memory = free / 2
 	}
-	if l.disk < 2*groupSlack {
-		return fmt.Errorf("budget.disk of %s is too little to hold any weights: give at least %s", bytesText(l.disk), bytesText(2*groupSlack))
+	if l.disk < groupSlack+groupSlack/16 {
+		return fmt.Errorf("budget.disk of %s is too little to hold any weights: give at least %s", bytesText(l.disk), bytesText(groupSlack+groupSlack/16))
 	}
 	return nil
 }
