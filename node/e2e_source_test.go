@@ -188,7 +188,7 @@ func TestFullDisk(t *testing.T) {
 	if err := os.Remove(filler); err != nil {
 		t.Fatal(err)
 	}
-	st = n.sees(v, func(st *api.Status) bool { return servesParts(st) && len(st.Volunteer.Troubles) == 0 })
+	n.sees(v, func(st *api.Status) bool { return servesParts(st) && len(st.Volunteer.Troubles) == 0 })
 	n.covered(n.backbone, 1)
 	if out, err := manage(t, v, "verify", "backbone"); err != nil || !strings.Contains(out, "as they should be") {
 		t.Errorf("%q, %v", out, err)
