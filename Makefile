@@ -5,6 +5,8 @@
 STATICCHECK = honnef.co/go/tools/cmd/staticcheck@v0.8.2
 GO_FILES    = $(shell find cmd node p2p ring experts market settle ggml -name '*.go' 2>/dev/null)
 FUZZTIME   ?= 5s
+# Long tests of whole daemons, which others run with the race detector too.
+NO_RACE     = ^Test(Invitation|KilledDownload|QuickRestarts|Pause|LyingSources|FullDisk)$$
 NODES      ?= 100
 GOTESTFLAGS ?=
 export BACKEND LLAMA_SRC LLAMA_LIB DEPS_FROM
@@ -36,7 +38,7 @@ check: deps ## format, vet, staticcheck, tidy, build without cgo, tests with the
 	go mod tidy -diff
 	CGO_ENABLED=0 go build ./...
 	CGO_ENABLED=0 go vet ./...
-	go test -race -count=1 -p 1 -timeout 15m $(GOTESTFLAGS) ./...
+	go test -race -count=1 -p 1 -timeout 15m -skip '$(NO_RACE)' $(GOTESTFLAGS) ./...
 
 # The tests make network namespaces of their own and leave nothing behind.
 test-net: ## nodes behind NATs, relays and bad lines; needs root (Debian: iproute2 nftables)
