@@ -2,7 +2,6 @@ package node
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -166,16 +165,7 @@ func (c *Config) ticket(me p2p.Identity, now time.Time) (string, error) {
 // writeTicket replaces the file, which nobody else may read: whoever has a
 // ticket can use it.
 func writeTicket(path, ticket string) error {
-	tmp, err := os.CreateTemp(filepath.Dir(path), ".ticket-*") // mode 0600
-	if err != nil {
-		return fmt.Errorf("remember the ticket: %w", err)
-	}
-	defer os.Remove(tmp.Name())
-	_, err = tmp.WriteString(ticket + "\n")
-	if err = errors.Join(err, tmp.Sync(), tmp.Close()); err == nil {
-		err = os.Rename(tmp.Name(), path)
-	}
-	if err != nil {
+	if err := replaceFile(path, []byte(ticket+"\n")); err != nil {
 		return fmt.Errorf("remember the ticket: %w", err)
 	}
 	return nil
@@ -215,18 +205,10 @@ func (n *Node) handOutRevocations() {
 // revoke takes a list from `kvasird network revoke`.
 func (c *Control) revoke(w http.ResponseWriter, r *http.Request) {
 	var req api.RevokeRequest
-	dec := json.NewDecoder(http.MaxBytesReader(w, r.Body, api.MaxRequest))
-	dec.DisallowUnknownFields()
-	if err := dec.Decode(&req); err != nil {
-		c.fail(w, &api.Error{Code: api.CodeBadRequest, Message: fmt.Sprintf("cannot read the request: %v", err)})
-		return
+	if c.read(w, r, &req) {
+		result, err := c.daemon.Revoke(r.Context(), req.List)
+		c.answer(w, result, err)
 	}
-	result, err := c.daemon.Revoke(r.Context(), req.List)
-	if err != nil {
-		c.fail(w, err)
-		return
-	}
-	c.write(w, http.StatusOK, result)
 }
 
 // Revoke takes a revocation list for this node and all others.

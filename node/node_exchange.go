@@ -203,7 +203,7 @@ func (n *Node) Pause(ctx context.Context, paused bool) (api.PauseResult, error) 
 	return result, nil
 }
 
-// replaceFile writes a file so that it is never half there.
+// replaceFile writes a file, mode 0600, so that it is never half there.
 func replaceFile(path string, text []byte) error {
 	f, err := os.CreateTemp(filepath.Dir(path), ".new-*")
 	if err != nil {

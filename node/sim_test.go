@@ -242,9 +242,6 @@ func (s *simSwarm) end(n *simNode) {
 // TestSwarmOverGossip has nodes start with nothing, cover a model, and recover when a third of
 // them is gone.
 func TestSwarmOverGossip(t *testing.T) {
-	if testing.Short() {
-		t.Skip("starts many hosts")
-	}
 	const nodes, experts = 30, 32
 	synctest.Test(t, func(t *testing.T) {
 		rng := rand.New(rand.NewPCG(3, 3))

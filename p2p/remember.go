@@ -4,12 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
-	"io"
-	"io/fs"
-	"os"
-	"path/filepath"
 	"slices"
 	"time"
 
@@ -89,16 +84,8 @@ func parseRemembered(raw []byte, network string, now time.Time) ([]goodPeer, err
 
 // readRemembered reads the file of good peers. That there is none is no error.
 func readRemembered(path, network string) ([]goodPeer, error) {
-	f, err := os.Open(path)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	raw, err := io.ReadAll(io.LimitReader(f, maxRememberFile+1))
-	if err != nil {
+	raw, err := readSmall(path, maxRememberFile)
+	if raw == nil || err != nil {
 		return nil, err
 	}
 	good, err := parseRemembered(raw, network, time.Now())
@@ -124,20 +111,7 @@ func writeRemembered(path, network string, good []goodPeer) error {
 	if err := enc.Encode(f); err != nil {
 		return err
 	}
-	dir := filepath.Dir(path)
-	tmp, err := os.CreateTemp(dir, ".peers-*")
-	if err != nil {
-		return err
-	}
-	defer os.Remove(tmp.Name())
-	_, err = tmp.Write(b.Bytes())
-	if err = errors.Join(err, tmp.Sync(), tmp.Close()); err != nil {
-		return err
-	}
-	if err := os.Rename(tmp.Name(), path); err != nil {
-		return err
-	}
-	return syncDir(dir)
+	return writeAtomic(path, b.Bytes())
 }
 
 // merge puts the peers that are ready now before those remembered.

@@ -174,16 +174,8 @@ func (r *Revocations) hasPeer(id peer.ID) bool {
 
 // ReadRevocations reads a list that WriteFile stored; without the file there is none, nil.
 func (g *Genesis) ReadRevocations(path string) (*Revocations, error) {
-	f, err := os.Open(path)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	raw, err := io.ReadAll(io.LimitReader(f, MaxRevocations+1))
-	if err != nil {
+	raw, err := readSmall(path, MaxRevocations)
+	if raw == nil || err != nil {
 		return nil, err
 	}
 	r, err := g.OpenRevocations(raw)
@@ -199,6 +191,20 @@ func (r *Revocations) WriteFile(path string) error {
 		return fmt.Errorf("store the revocation list: %w", err)
 	}
 	return nil
+}
+
+// readSmall reads a file of at most limit bytes, or one more of a longer one; nil when
+// there is none.
+func readSmall(path string, limit int64) ([]byte, error) {
+	f, err := os.Open(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	return io.ReadAll(io.LimitReader(f, limit+1)) // not nil, even of an empty file
 }
 
 // writeAtomic replaces the file at path, mode 0600.
