@@ -5,6 +5,8 @@ import (
 	"math"
 	"strconv"
 	"strings"
+
+	"kvasird/ggml"
 )
 
 // Budget is what a node gives to its network. The limits are hard: they count
@@ -12,6 +14,7 @@ import (
 type Budget struct {
 	Disk     string `toml:"disk"`     // of the store, "20 GB"; "": half of what is free, at most 50 GB
 	Memory   string `toml:"memory"`   // of the experts that it serves; "": half of the machine's
+	VRAM     string `toml:"vram"`     // in place of Memory where they lie on a GPU; "": most of what is free there
 	Upload   string `toml:"upload"`   // of weights, per second, "5 MB"; "": no limit
 	Download string `toml:"download"` // likewise
 
@@ -20,14 +23,25 @@ type Budget struct {
 
 // budgetLimits are the budget in bytes and bytes per second; 0 is no limit for
 // the rates, and for the others: not given.
-type budgetLimits struct{ disk, memory, upload, download int64 }
+type budgetLimits struct{ disk, memory, vram, upload, download int64 }
+
+// held is the bound on experts where they lie, and the setting that it is.
+func (b *Budget) held(d ggml.Device) (limit int64, key string) {
+	if onGPU(d) {
+		return b.limits.vram, "budget.vram"
+	}
+	return b.limits.memory, "budget.memory"
+}
+
+// onGPU says whether a device has memory of its own.
+func onGPU(d ggml.Device) bool { return d.Kind == "gpu" }
 
 func (b *Budget) validate() error {
 	for _, l := range []struct {
 		key, text string
 		to        *int64
 	}{
-		{"disk", b.Disk, &b.limits.disk}, {"memory", b.Memory, &b.limits.memory},
+		{"disk", b.Disk, &b.limits.disk}, {"memory", b.Memory, &b.limits.memory}, {"vram", b.VRAM, &b.limits.vram},
 		{"upload", b.Upload, &b.limits.upload}, {"download", b.Download, &b.limits.download},
 	} {
 		if l.text == "" {

@@ -93,6 +93,7 @@ func addSettings(set *flag.FlagSet, later func(func(*Config) error)) {
 	text("device", "`name` of the device that a worker's experts lie on (default: the CPU)", func(c *Config) *string { return &c.Device })
 	text("disk", "`size` that weights of others may take on disk, such as 20GB", func(c *Config) *string { return &c.Budget.Disk })
 	text("memory", "`size` that served experts may take in memory", func(c *Config) *string { return &c.Budget.Memory })
+	text("vram", "`size` that they may take on a GPU, where --device names one", func(c *Config) *string { return &c.Budget.VRAM })
 	text("upload", "`size` of weights sent per second, such as 5MB", func(c *Config) *string { return &c.Budget.Upload })
 	text("download", "`size` of weights fetched per second", func(c *Config) *string { return &c.Budget.Download })
 	text("log-level", "debug, info, warn or error", func(c *Config) *string { return &c.Log.Level })

@@ -52,6 +52,7 @@ type Node struct {
 	log     *slog.Logger
 	started time.Time
 	rt      *ggml.Runtime
+	device  ggml.Device // that experts lie on
 	file    *modelFile
 	host    *p2p.Host
 	workers *workers // roles worker and volunteer; empty for others
@@ -133,8 +134,11 @@ func (n *Node) start(ctx context.Context) error {
 	if n.rt, err = ggml.Open(ggml.Config{Logger: n.log}); err != nil {
 		return err
 	}
+	if n.device, err = n.rt.Device(n.cfg.Device); err != nil {
+		return err
+	}
 	if n.cfg.Genesis != nil {
-		if err := fillBudget(&n.cfg); err != nil {
+		if err := fillBudget(&n.cfg, n.device); err != nil {
 			return err
 		}
 		if n.store, err = openStore(n.cfg); err != nil {

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"kvasird/experts"
+	"kvasird/ggml"
 	"kvasird/ggml/gguf"
 	"kvasird/market"
 	"kvasird/node/api"
@@ -22,13 +23,15 @@ const (
 	// memorySlack is the part of the memory that is kept free for what parts take
 	// beyond what is known beforehand, see volunteer.excess.
 	memorySlack = 16
+	// vramParts is of how many parts of a GPU's free memory one is left for graphs and others.
+	vramParts = 8
 	// groupSlack is kept free for the groups of 256 KiB at the ends of parts, and for
 	// the store's own files.
 	groupSlack = 16 << 20
 )
 
 // fillBudget settles what the configuration left open.
-func fillBudget(cfg *Config) error {
+func fillBudget(cfg *Config, d ggml.Device) error {
 	l := &cfg.Budget.limits
 	if l.disk == 0 {
 		free, err := freeDisk(cfg.Data)
@@ -43,6 +46,17 @@ func fillBudget(cfg *Config) error {
 			return fmt.Errorf("how much memory is free: %w: name budget.memory", err)
 		}
 		l.memory = free / 2
+	}
+	if l.vram > 0 && !onGPU(d) {
+		return fmt.Errorf("budget.vram is for experts on a GPU, and %s is none: name one with --device (`kvasird doctor` lists them), or remove it", d.Name)
+	}
+	if onGPU(d) {
+		if l.vram == 0 {
+			l.vram = int64(d.FreeBytes) / vramParts * (vramParts - 1)
+		}
+		if l.vram > int64(d.TotalBytes) {
+			return fmt.Errorf("budget.vram of %s is more than %s has, %s", bytesText(l.vram), d.Name, bytesText(int64(d.TotalBytes)))
+		}
 	}
 	if l.disk < groupSlack+groupSlack/16 {
 		return fmt.Errorf("budget.disk of %s is too little to hold any weights: give at least %s", bytesText(l.disk), bytesText(groupSlack+groupSlack/16))
@@ -114,8 +128,9 @@ func (n *Node) knowOwn(ctx context.Context) error {
 
 func (n *Node) startVolunteer(ctx context.Context, policy market.Policy) error {
 	l := n.cfg.Budget.limits
-	n.workers.limit = l.memory
-	budget := market.Budget{Disk: max(0, l.disk-groupSlack), Memory: l.memory - l.memory/memorySlack, Bandwidth: l.download}
+	held, key := n.cfg.Budget.held(n.device)
+	n.workers.limit, n.workers.limitKey = held, key
+	budget := market.Budget{Disk: max(0, l.disk-groupSlack), Memory: held - held/memorySlack, Bandwidth: l.download}
 	v, err := newVolunteer(n.host.ID().String(), policy, n.weights, n.workers, budget, filepath.Join(n.cfg.Data, "parts.json"), n.log)
 	if err != nil {
 		return err

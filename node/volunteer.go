@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
+	"maps"
 	"os"
 	"sync"
 	"sync/atomic"
@@ -22,6 +23,8 @@ const (
 	loadsAtOnce = 2
 	// fullPause is how long a download waits for disk space to return.
 	fullPause = 5 * time.Second
+	// troubleTime is how long it is told what was in the way of a part.
+	troubleTime = 15 * time.Minute
 )
 
 // volunteer carries out what market.Volunteer decides. A nil one is a node that
@@ -42,8 +45,14 @@ type volunteer struct {
 	loops sync.WaitGroup
 
 	mu      sync.Mutex // guards what follows
-	trouble map[market.Part]string
+	trouble map[market.Part]trouble
 	here    map[gguf.ModelID][]gguf.Slice // on disk, or on its way there
+}
+
+// trouble is what was last in the way of a part.
+type trouble struct {
+	text string
+	at   time.Time
 }
 
 // job is the loading of a part, or its deletion.
@@ -62,7 +71,7 @@ func newVolunteer(id string, policy market.Policy, w *weights, ws *workers, budg
 	v := &volunteer{
 		weights: w, workers: ws, budget: budget, file: file, log: log, sizes: map[gguf.ModelID][]int64{},
 		jobs: map[market.Part]*job{}, done: make(chan jobResult), slots: make(chan struct{}, loadsAtOnce),
-		trouble: map[market.Part]string{}, here: map[gguf.ModelID][]gguf.Slice{},
+		trouble: map[market.Part]trouble{}, here: map[gguf.ModelID][]gguf.Slice{},
 	}
 	var err error
 	v.market, err = market.NewVolunteer(id, policy, func(model gguf.ModelID, layer int) int64 {
@@ -169,7 +178,6 @@ func (v *volunteer) load(ctx context.Context, p market.Part) error {
 		return ctx.Err()
 	}
 	defer func() { <-v.slots }()
-	defer v.note(p, nil)
 	m, g, err := v.weights.learn(ctx, p.Model)
 	if err != nil {
 		return err
@@ -182,6 +190,7 @@ func (v *volunteer) load(ctx context.Context, p market.Part) error {
 		err := v.weights.fetch(ctx, m, spans, fmt.Sprintf("experts %v of %s", p.Slice, m.Name()))
 		var full *gguf.DiskFullError
 		if err == nil {
+			v.note(p, nil)
 			break
 		}
 		if !errors.As(err, &full) {
@@ -205,10 +214,12 @@ func (v *volunteer) note(p market.Part, err error) {
 		delete(v.trouble, p)
 		return
 	}
-	if v.trouble[p] != err.Error() {
-		v.log.Warn("download waits", "slice", p.Slice.String(), "error", err)
+	if v.trouble[p].text != err.Error() {
+		v.log.Warn("part is not served yet", "slice", p.Slice.String(), "error", err)
 	}
-	v.trouble[p] = err.Error()
+	now := time.Now()
+	maps.DeleteFunc(v.trouble, func(_ market.Part, t trouble) bool { return now.Sub(t.at) > troubleTime })
+	v.trouble[p] = trouble{err.Error(), now}
 }
 
 // drop has a part served by others only, and gives its memory and disk back.
@@ -313,8 +324,9 @@ func (v *volunteer) take(r jobResult, now time.Time) {
 	case r.err == nil:
 		v.market.Done(r.part, now)
 	case errors.Is(r.err, context.Canceled):
+		v.note(r.part, nil)
 	default:
-		v.log.Warn("part cannot be served", "slice", r.part.Slice.String(), "error", r.err)
+		v.note(r.part, r.err)
 		v.market.Failed(r.part, now)
 	}
 	v.save()

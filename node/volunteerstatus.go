@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
+	"time"
 
 	"kvasird/ggml/gguf"
 	"kvasird/market"
@@ -26,8 +27,10 @@ func (v *volunteer) troubles() []string {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	var out []string
-	for p, why := range v.trouble {
-		out = append(out, fmt.Sprintf("experts %v: %s", p.Slice, why))
+	for p, t := range v.trouble {
+		if time.Since(t.at) < troubleTime {
+			out = append(out, fmt.Sprintf("experts %v: %s", p.Slice, t.text))
+		}
 	}
 	slices.Sort(out)
 	return out
@@ -45,11 +48,11 @@ func (n *Node) volunteerStatus() *api.Volunteer {
 		return nil
 	}
 	used, reserved := n.store.Used()
-	limits := n.cfg.Budget.limits
+	limit, _ := n.cfg.Budget.held(n.device)
 	return &api.Volunteer{
 		Paused: v.paused.Load(), Parts: n.parts(), Downloads: n.weights.progress(), Troubles: v.troubles(),
-		Disk:   api.Share{Used: used + reserved, Limit: limits.disk},
-		Memory: api.Share{Used: n.workers.bytes(), Limit: limits.memory},
+		Disk:   api.Share{Used: used + reserved, Limit: n.cfg.Budget.limits.disk},
+		Memory: api.Share{Used: n.workers.bytes(), Limit: limit}, OnGPU: onGPU(n.device),
 	}
 }
 

@@ -29,7 +29,9 @@ type workers struct {
 	log    *slog.Logger
 	admit  func(id peer.ID) error      // nil: everybody who passed the hello
 	served func(models []gguf.ModelID) // told which models have experts here, when that changes
-	limit  int64                       // bytes of experts in memory; 0: none
+	limit  int64                       // bytes of experts where they lie; 0: none
+
+	limitKey string // the setting that limit is
 
 	mu    sync.Mutex // guards parts
 	parts map[gguf.ModelID]*workerPart
@@ -106,8 +108,8 @@ func (ws *workers) add(ctx context.Context, id gguf.ModelID, g *gguf.Model, s gg
 		return err
 	}
 	if n := ws.bytes(); ws.limit > 0 && n+held > ws.limit {
-		return fmt.Errorf("experts %v take %s: %s of the %s that they may take in memory are used (budget.memory)",
-			s, bytesText(held), bytesText(n), bytesText(ws.limit))
+		return fmt.Errorf("experts %v take %s: %s of the %s that they may take in memory are used (%s)",
+			s, bytesText(held), bytesText(n), bytesText(ws.limit), ws.limitKey)
 	}
 	if err := w.kernel.LoadSlice(ctx, g, s); err != nil {
 		return err

@@ -68,7 +68,11 @@ func printVolunteer(row func(name, format string, args ...any), v *api.Volunteer
 	if len(texts) == 0 {
 		row("Holds", "nothing yet")
 	}
-	row("Gives", "memory %s, disk %s", shareText(v.Memory), shareText(v.Disk))
+	where := "memory"
+	if v.OnGPU {
+		where = "GPU memory"
+	}
+	row("Gives", "%s %s, disk %s", where, shareText(v.Memory), shareText(v.Disk))
 }
 
 func shareText(s api.Share) string {

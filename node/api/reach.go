@@ -46,7 +46,8 @@ type Volunteer struct {
 	Paused    bool       `json:"paused,omitempty"`
 	Parts     []Part     `json:"parts,omitempty"`
 	Disk      Share      `json:"disk"`
-	Memory    Share      `json:"memory"`
+	Memory    Share      `json:"memory"`           // of the experts, where they lie
+	OnGPU     bool       `json:"on_gpu,omitempty"` // which is a GPU
 	Downloads []Progress `json:"downloads,omitempty"`
 	Troubles  []string   `json:"troubles,omitempty"` // in the way of parts, in words
 }
