@@ -25,6 +25,8 @@ import (
 	"math/rand/v2"
 	"net"
 	"net/http"
+	"slices"
+	"sync/atomic"
 	"time"
 
 	"kvasird/node/gateway/jinja"
@@ -117,14 +119,7 @@ type Config struct {
 	Random func() uint64    // nil: of the process; for ids and seeds
 }
 
-func (c *Config) validate() error {
-	seen := map[string]bool{}
-	for _, m := range c.Models {
-		if m.ID == "" || m.Engine == nil || seen[m.ID] {
-			return fmt.Errorf("gateway: model %q needs an id of its own and an engine", m.ID)
-		}
-		seen[m.ID] = true
-	}
+func (c *Config) fillDefaults() {
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}
@@ -134,7 +129,6 @@ func (c *Config) validate() error {
 	if c.Random == nil {
 		c.Random = rand.Uint64
 	}
-	return nil
 }
 
 // servedModel is a Model with its parsed template, or why there is none.
@@ -147,7 +141,7 @@ type servedModel struct {
 // Gateway serves HTTP.
 type Gateway struct {
 	cfg       Config
-	models    []servedModel
+	models    atomic.Pointer[[]*servedModel] // the list is never changed, only replaced
 	hosts     map[string]bool
 	requests  chan struct{} // held by each chat request
 	preparing chan struct{} // held while a body is decoded and rendered
@@ -158,9 +152,7 @@ type Gateway struct {
 // New checks the configuration. A model whose template does not parse is
 // served, but its chat route answers why it cannot be used.
 func New(cfg Config) (*Gateway, error) {
-	if err := cfg.validate(); err != nil {
-		return nil, err
-	}
+	cfg.fillDefaults()
 	g := &Gateway{
 		cfg: cfg, hosts: map[string]bool{}, mux: http.NewServeMux(),
 		requests: make(chan struct{}, maxRequests), preparing: make(chan struct{}, maxPreparing),
@@ -169,19 +161,45 @@ func New(cfg Config) (*Gateway, error) {
 	for _, h := range cfg.Hosts {
 		g.hosts[lower(h)] = true
 	}
-	for _, m := range cfg.Models {
-		s := servedModel{Model: m}
-		s.template, s.templateErr = jinja.Parse(m.ChatTemplate)
-		if m.ChatTemplate == "" {
-			s.templateErr = errors.New("it has none")
-		}
-		if s.templateErr != nil {
-			cfg.Logger.Warn("chat template cannot be used", "model", m.ID, "error", s.templateErr)
-		}
-		g.models = append(g.models, s)
+	g.models.Store(&[]*servedModel{})
+	if err := g.SetModels(cfg.Models); err != nil {
+		return nil, err
 	}
 	g.routes()
 	return g, nil
+}
+
+// SetModels replaces what is served. Answers that run go on. It is called by one
+// goroutine at a time.
+func (g *Gateway) SetModels(list []Model) error {
+	models := make([]*servedModel, 0, len(list))
+	for _, m := range list {
+		if m.ID == "" || m.Engine == nil || slices.ContainsFunc(models, func(o *servedModel) bool { return o.ID == m.ID }) {
+			return fmt.Errorf("gateway: model %q needs an id of its own and an engine", m.ID)
+		}
+		models = append(models, g.served(m))
+	}
+	g.models.Store(&models)
+	return nil
+}
+
+// served adds a model's template, parsed once.
+func (g *Gateway) served(m Model) *servedModel {
+	s := &servedModel{Model: m}
+	for _, old := range *g.models.Load() {
+		if old.ID == m.ID && old.ChatTemplate == m.ChatTemplate {
+			s.template, s.templateErr = old.template, old.templateErr
+			return s
+		}
+	}
+	s.template, s.templateErr = jinja.Parse(m.ChatTemplate)
+	if m.ChatTemplate == "" {
+		s.templateErr = errors.New("it has none")
+	}
+	if s.templateErr != nil {
+		g.cfg.Logger.Warn("chat template cannot be used", "model", m.ID, "error", s.templateErr)
+	}
+	return s
 }
 
 func (g *Gateway) routes() {

@@ -56,6 +56,29 @@ func TestModels(t *testing.T) {
 	}
 }
 
+// Models come and go while the gateway serves.
+func TestSetModels(t *testing.T) {
+	var g *Gateway
+	url, _ := serve(t, &scriptEngine{}, func(made *Gateway) { g = made })
+	if err := g.SetModels([]Model{{ID: "new", Engine: &scriptEngine{}}}); err != nil {
+		t.Fatal(err)
+	}
+	if status, body := get(t, url+"/v1/models/new"); status != 200 {
+		t.Errorf("new model: %d %s", status, body)
+	}
+	if status, body := get(t, url+"/v1/models/kvasir-tiny"); status != 404 || !strings.Contains(body, `nearest is \"new\"`) {
+		t.Errorf("model that is gone: %d %s", status, body)
+	}
+	for _, list := range [][]Model{{{ID: "a"}}, {{Engine: &scriptEngine{}}}, {{ID: "a", Engine: &scriptEngine{}}, {ID: "a", Engine: &scriptEngine{}}}} {
+		if err := g.SetModels(list); err == nil {
+			t.Errorf("%+v was taken", list)
+		}
+	}
+	if status, _ := get(t, url+"/v1/models/new"); status != 200 {
+		t.Error("a list that was refused replaced the other")
+	}
+}
+
 func TestHealth(t *testing.T) {
 	e := &scriptEngine{}
 	url, _ := serve(t, e, nil)

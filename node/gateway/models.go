@@ -23,8 +23,8 @@ func (g *Gateway) listModels(w http.ResponseWriter, _ *http.Request) {
 		Object string        `json:"object"`
 		Data   []modelObject `json:"data"`
 	}{Object: "list", Data: []modelObject{}}
-	for i := range g.models {
-		list.Data = append(list.Data, g.models[i].object())
+	for _, m := range *g.models.Load() {
+		list.Data = append(list.Data, m.object())
 	}
 	writeJSON(w, http.StatusOK, list)
 }
@@ -41,8 +41,7 @@ func (g *Gateway) getModel(w http.ResponseWriter, r *http.Request) {
 // model finds a model by id; the error names the nearest.
 func (g *Gateway) model(id string) (*servedModel, *apiError) {
 	nearest, best := "", 0
-	for i := range g.models {
-		m := &g.models[i]
+	for _, m := range *g.models.Load() {
 		if m.ID == id {
 			return m, nil
 		}
@@ -89,11 +88,12 @@ func (g *Gateway) healthz(w http.ResponseWriter, _ *http.Request) {
 
 // readyz is 200 when a token went through every part that serves each model.
 func (g *Gateway) readyz(w http.ResponseWriter, _ *http.Request) {
-	if len(g.models) == 0 {
+	models := *g.models.Load()
+	if len(models) == 0 {
 		writeJSON(w, http.StatusServiceUnavailable, map[string]string{"status": "not ready", "reason": "no model is served here"})
 		return
 	}
-	for _, m := range g.models {
+	for _, m := range models {
 		if err := m.Engine.Ready(); err != nil {
 			writeJSON(w, http.StatusServiceUnavailable, map[string]string{
 				"status": "not ready", "model": m.ID, "reason": err.Error(),
