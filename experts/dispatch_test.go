@@ -8,7 +8,6 @@ import (
 	"net"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 )
@@ -419,32 +418,7 @@ func chaos(t *testing.T, noLead bool) {
 		c.DeadAfter = 300 * time.Millisecond
 	})
 	waitFor(t, d, "connected", connected)
-	stop := make(chan struct{})
-	var wg sync.WaitGroup
-	var answers atomic.Int64
-	for i := range 4 {
-		call := testCall(uint64(i), 1+20*i, i%2 == 0)
-		want := alone(t, newFFN(testWidth, testHidden, layerSlice(0, testExperts)), call)
-		wg.Go(func() {
-			for {
-				select {
-				case <-stop:
-					return
-				default:
-				}
-				poison(call)
-				if err := d.Compute(context.Background(), call); err != nil {
-					t.Error(err)
-					return
-				}
-				if diff := maxDiff(call.Out, want); diff != 0 {
-					t.Errorf("maximum difference %g", diff)
-					return
-				}
-				answers.Add(1)
-			}
-		})
-	}
+	stop := callers(t, d, 4)
 	rng := rand.New(rand.NewPCG(5, 6))
 	for end := time.Now().Add(1500 * time.Millisecond); time.Now().Before(end); {
 		p := peers[rng.IntN(len(peers))]
@@ -457,10 +431,9 @@ func chaos(t *testing.T, noLead bool) {
 		}
 		time.Sleep(time.Duration(rng.IntN(50)) * time.Millisecond)
 	}
-	close(stop)
-	wg.Wait()
-	t.Logf("%d answers", answers.Load())
-	if answers.Load() == 0 {
+	answers := stop()
+	t.Logf("%d answers", answers)
+	if answers == 0 {
 		t.Error("no answers at all")
 	}
 }

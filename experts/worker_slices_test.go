@@ -20,7 +20,7 @@ func callers(t *testing.T, d *Dispatcher, n int) (stop func() (answers int64)) {
 	var wg sync.WaitGroup
 	var answers atomic.Int64
 	for i := range n {
-		call := testCall(uint64(i), 1+i*3, i%2 == 0)
+		call := testCall(uint64(i), 1+20*i, i%2 == 0)
 		want := alone(t, wholeLayer(), call)
 		wg.Go(func() {
 			for {
