@@ -1,6 +1,6 @@
 # Every target works from a plain checkout; `make help` lists them.
 .DEFAULT_GOAL := help
-.PHONY: help deps build test test-net test-chaos test-vulkan check demo bench bench-net bench-gossip fuzz clean clean-deps
+.PHONY: help deps build test test-net test-chaos soak test-vulkan check demo bench bench-net bench-gossip fuzz clean clean-deps
 
 STATICCHECK = honnef.co/go/tools/cmd/staticcheck@v0.8.2
 GO_FILES    = $(shell find cmd node p2p ring experts market settle ggml -name '*.go' 2>/dev/null)
@@ -8,6 +8,7 @@ FUZZTIME   ?= 5s
 # Long tests of whole daemons, which others run with the race detector too.
 NO_RACE     = ^Test(Invitation|KilledDownload|QuickRestarts|Pause|LyingSources|FullDisk)$$
 NODES      ?= 100
+SOAK       ?= 5m
 GOTESTFLAGS ?=
 export BACKEND LLAMA_SRC LLAMA_LIB DEPS_FROM
 
@@ -32,7 +33,7 @@ check: deps ## format, vet, staticcheck, tidy, build without cgo, tests with the
 	@bad=$$(gofmt -l $(GO_FILES)); [ -z "$$bad" ] || { echo "not formatted (gofmt -w): $$bad"; exit 1; }
 	go vet ./...
 	go vet -tags nettest ./p2p
-	go vet -tags chaos ./node
+	go vet -tags chaos,soak ./node
 	go run $(STATICCHECK) ./...
 	go run $(STATICCHECK) -tags nettest ./p2p
 	go mod tidy -diff
@@ -48,6 +49,9 @@ test-net: ## nodes behind NATs, relays and bad lines; needs root (Debian: iprout
 test-chaos: deps ## three minutes of kills, stops and black holes under requests; needs root (Debian: iproute2 nftables)
 	unshare -n sh -c 'ip link set lo up && ip link add kv0 type veth peer name kv1 && ip addr add 10.99.0.1/24 dev kv0 && ip link set kv0 up && ip link set kv1 up && \
 		go test -tags chaos -count=1 -timeout 12m -run "^TestChaos$$" -v $(GOTESTFLAGS) ./node'
+
+soak: deps ## a swarm that has nothing to do for SOAK (default 5m) stays quiet, small and ready
+	KVASIR_SOAK=$(SOAK) go test -tags soak -count=1 -timeout 24h -run '^TestSoak$$' -v $(GOTESTFLAGS) ./node
 
 # Mesa's driver computes Vulkan on the CPU where there is no GPU; it wants to be named.
 test-vulkan: ## the expert kernel on a Vulkan device (Debian: libvulkan1 and a driver, such as mesa-vulkan-drivers)
