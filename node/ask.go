@@ -14,17 +14,18 @@ import (
 
 // Ask answers a question over the control API.
 func (n *Node) Ask(ctx context.Context, req api.AskRequest, emit func(api.AskEvent) error) (api.AskDone, error) {
-	if n.engine == nil {
-		return api.AskDone{}, &api.Error{Code: api.CodeNotReady, Message: "this node runs no model: ask a backbone (role backbone)"}
+	name, model, err := n.answers.find(req.Model)
+	if err != nil {
+		return api.AskDone{}, err
 	}
-	prompt, err := n.prompt(ctx, req)
+	prompt, err := n.prompt(ctx, name, model, req)
 	if err != nil {
 		return api.AskDone{}, &api.Error{Code: api.CodeBadRequest, Message: err.Error()}
 	}
 	started := time.Now()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel() // frees the sequence when emit fails or a stop string came
-	g, err := n.engine.Start(ctx, engine.Request{
+	g, err := model.generate(ctx, engine.Request{
 		Prompt: prompt, MaxTokens: req.MaxTokens, Temperature: req.Temperature, TopP: req.TopP, Seed: req.Seed,
 	})
 	if err != nil {
@@ -41,7 +42,7 @@ func (n *Node) Ask(ctx context.Context, req api.AskRequest, emit func(api.AskEve
 }
 
 // prompt is the tokens of a question, through the chat template unless it is raw.
-func (n *Node) prompt(ctx context.Context, req api.AskRequest) ([]int32, error) {
+func (n *Node) prompt(ctx context.Context, name string, model answerer, req api.AskRequest) ([]int32, error) {
 	text := req.Prompt
 	if !req.Raw {
 		turns := []gateway.Message{{Role: "user", Content: req.Prompt}}
@@ -49,11 +50,11 @@ func (n *Node) prompt(ctx context.Context, req api.AskRequest) ([]int32, error) 
 			turns = append([]gateway.Message{{Role: "system", Content: req.System}}, turns...)
 		}
 		var err error
-		if text, err = n.gateway.Render(ctx, n.file.name(), turns); err != nil {
+		if text, err = n.gateway.Render(ctx, name, turns); err != nil {
 			return nil, err
 		}
 	}
-	return n.engine.Tokenize(text)
+	return model.Tokenize(text)
 }
 
 // asked is an answer on its way.
@@ -65,7 +66,7 @@ type asked struct {
 }
 
 // next passes on one token, or the end.
-func (a *asked) next(ctx context.Context, g *engine.Generation) error {
+func (a *asked) next(ctx context.Context, g generation) error {
 	token, bytes, err := g.NextToken(ctx)
 	if errors.Is(err, io.EOF) {
 		a.done.Finish = g.Finish()

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"log/slog"
 	"net"
 	"os"
@@ -32,13 +33,15 @@ import (
 type Role string
 
 // The roles. RoleAuto stands alone and is replaced when the configuration is
-// checked: a node with slices becomes a worker, one in a network with a file but
-// without a model of its own a volunteer and entry, any other a backbone and entry.
+// checked: a node with slices becomes a worker; in a network with a file, one that
+// names a model by its id a stage and entry, one that names none a volunteer and
+// entry; any other a backbone and entry.
 const (
 	RoleAuto      Role = "auto"
 	RoleBackbone  Role = "backbone"  // runs the model but for the experts that others hold
 	RoleWorker    Role = "worker"    // computes the experts of its slices for others
 	RoleVolunteer Role = "volunteer" // likewise, and chooses by itself which, by what is scarce
+	RoleStage     Role = "stage"     // runs a window of a model's layers, which it chooses, in rings
 	RoleEntry     Role = "entry"     // serves HTTP clients
 	RoleRelay     Role = "relay"     // carries the traffic of members that cannot be reached directly
 )
@@ -102,11 +105,24 @@ type TLSConfig struct {
 
 // ModelConfig names the model and the room for its sequences.
 type ModelConfig struct {
-	Path      string `toml:"path"`      // GGUF, or its first part; "": the shipped model
+	Path      string `toml:"path"`      // GGUF, or its first part, or the id of a model of the network; "": the shipped model
 	Experts   string `toml:"experts"`   // where a backbone's experts are: see ExpertsAuto
 	Wait      int    `toml:"wait"`      // seconds that a request waits for missing experts; 0: 2
 	Context   int    `toml:"context"`   // tokens of all running sequences together; 0: 8192
 	Sequences int    `toml:"sequences"` // answered at a time; 0: 4
+
+	// ID is what Path names, when that is an id and no file; set by Validate.
+	ID *gguf.ModelID `toml:"-"`
+}
+
+// names reads an id where a file could be named.
+func (m *ModelConfig) names() {
+	m.ID = nil
+	if id, err := gguf.ParseModelID(m.Path); err == nil {
+		if _, err := os.Stat(m.Path); errors.Is(err, fs.ErrNotExist) {
+			m.ID = &id
+		}
+	}
 }
 
 // SliceConfig is a part of the model's experts, as half-open ranges "0:4".
@@ -232,6 +248,7 @@ func (c *Config) fillDefaults() error {
 			c.Listen = anyInterface()
 		}
 	}
+	c.Model.names()
 	if len(c.Roles) == 0 {
 		c.Roles = []Role{RoleAuto}
 	}
@@ -240,6 +257,8 @@ func (c *Config) fillDefaults() error {
 		switch {
 		case len(c.Slices) > 0:
 			c.Roles = []Role{RoleWorker}
+		case c.Genesis != nil && c.Model.ID != nil:
+			c.Roles = []Role{RoleStage, RoleEntry}
 		case c.Genesis != nil && c.Model.Path == "":
 			c.Roles = []Role{RoleVolunteer, RoleEntry}
 		}
@@ -260,7 +279,7 @@ func (c *Config) CoverageWait() time.Duration { return time.Duration(c.Model.Wai
 func (c *Config) Has(r Role) bool { return slices.Contains(c.Roles, r) }
 
 func (c *Config) checkRoles() error {
-	known := []string{string(RoleAuto), string(RoleBackbone), string(RoleWorker), string(RoleVolunteer), string(RoleEntry), string(RoleRelay)}
+	known := []string{string(RoleAuto), string(RoleBackbone), string(RoleWorker), string(RoleVolunteer), string(RoleStage), string(RoleEntry), string(RoleRelay)}
 	for i, r := range c.Roles {
 		switch {
 		case r == RoleAuto:
@@ -276,8 +295,14 @@ func (c *Config) checkRoles() error {
 		return errors.New("a slice is for workers: add the role worker or remove the slice")
 	case c.Has(RoleVolunteer) && (c.Has(RoleWorker) || c.Has(RoleBackbone)):
 		return errors.New("a volunteer chooses by itself what to hold: remove the role volunteer, or the roles worker and backbone")
-	case c.Genesis == nil && (c.Has(RoleVolunteer) || c.Has(RoleRelay)):
-		return errors.New("volunteers and relays need a network file: make one with `kvasir network create NAME` and name it with --network")
+	case c.Has(RoleStage) && (c.Has(RoleWorker) || c.Has(RoleBackbone) || c.Has(RoleVolunteer)):
+		return errors.New("a stage gives its budget to one window of layers: remove the role stage, or the roles worker, backbone and volunteer")
+	case c.Has(RoleStage) && c.Model.Path == "":
+		return errors.New("a stage needs a model: name its file, or its id in the network, with --model")
+	case c.Model.ID != nil && !c.Has(RoleStage):
+		return fmt.Errorf("model %v is named by its id, and the roles %v need its file: name that, or use the role stage", *c.Model.ID, c.Roles)
+	case c.Genesis == nil && (c.Has(RoleVolunteer) || c.Has(RoleRelay) || c.Has(RoleStage)):
+		return errors.New("volunteers, stages and relays need a network file: make one with `kvasir network create NAME` and name it with --network")
 	}
 	return c.checkReach()
 }

@@ -123,7 +123,7 @@ func TestConfigRefuses(t *testing.T) {
 		set  Config
 		want string
 	}{
-		{"unknown role", Config{Roles: []Role{"wroker"}}, `unknown role "wroker": want auto, backbone, worker, volunteer, entry, relay; did you mean "worker"?`},
+		{"unknown role", Config{Roles: []Role{"wroker"}}, `unknown role "wroker": want auto, backbone, worker, volunteer, stage, entry, relay; did you mean "worker"?`},
 		{"auto beside another", Config{Roles: []Role{"worker", "auto"}}, `"auto" stands alone`},
 		{"role twice", Config{Roles: []Role{"worker", "worker"}}, "named twice"},
 		{"slice without worker", Config{Roles: []Role{"backbone"}, Slices: []SliceConfig{{}}}, "a slice is for workers"},
@@ -242,4 +242,48 @@ func FuzzParseConfig(f *testing.F) {
 			}
 		}
 	})
+}
+
+// A node in a network that names a model by its id is a stage of it.
+func TestStageRole(t *testing.T) {
+	dir := t.TempDir()
+	network := filepath.Join(dir, "home.toml")
+	if err := CreateNetwork(NewNetwork{Name: "home", Out: network}, io.Discard); err != nil {
+		t.Fatal(err)
+	}
+	id := strings.Repeat("ab", 32)
+	file := filepath.Join(dir, id)
+	tests := []struct {
+		name string
+		set  Config
+		want string // part of the error
+	}{
+		{"id in a network", Config{Network: network, Model: ModelConfig{Path: id}}, ""},
+		{"id without a network", Config{Model: ModelConfig{Path: id}}, "need its file"},
+		{"id and backbone", Config{Network: network, Roles: []Role{RoleBackbone}, Model: ModelConfig{Path: id}}, "need its file"},
+		{"stage without a network", Config{Roles: []Role{RoleStage}, Model: ModelConfig{Path: id}}, "need a network file"},
+		{"stage without a model", Config{Network: network, Roles: []Role{RoleStage}}, "a stage needs a model"},
+		{"stage and volunteer", Config{Network: network, Roles: []Role{RoleStage, RoleVolunteer}, Model: ModelConfig{Path: id}}, "one window of layers"},
+		{"stage of a file", Config{Network: network, Roles: []Role{RoleStage}, Model: ModelConfig{Path: "m.gguf"}}, ""},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			c := tt.set
+			c.Data = dir
+			err := c.Validate()
+			if (err == nil) != (tt.want == "") || err != nil && !strings.Contains(err.Error(), tt.want) {
+				t.Fatalf("error %v, want one with %q", err, tt.want)
+			}
+			if err == nil && !c.Has(RoleStage) {
+				t.Errorf("roles %v", c.Roles)
+			}
+		})
+	}
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	c := Config{Data: dir, Network: network, Model: ModelConfig{Path: file}}
+	if err := c.Validate(); err != nil || c.Model.ID != nil || !c.Has(RoleBackbone) {
+		t.Errorf("a file whose name is an id: %v, %v", c.Roles, err)
+	}
 }

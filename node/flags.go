@@ -88,7 +88,7 @@ func addSettings(set *flag.FlagSet, later func(func(*Config) error)) {
 	text("lane", "`host:port` of the fast lane, or off", func(c *Config) *string { return &c.Lane })
 	text("http", "`host:port` of the HTTP API, or off", func(c *Config) *string { return &c.HTTP })
 	text("control", "control socket `path`", func(c *Config) *string { return &c.Control })
-	text("model", "GGUF `file`, or its first part (default: the shipped model)", func(c *Config) *string { return &c.Model.Path })
+	text("model", "GGUF `file`, or its first part, or the id of a model of the network (default: the shipped model)", func(c *Config) *string { return &c.Model.Path })
 	text("experts", "where a backbone's experts are: auto, here, swarm or remote", func(c *Config) *string { return &c.Model.Experts })
 	text("device", "`name` of the device that a worker's experts lie on (default: the CPU)", func(c *Config) *string { return &c.Device })
 	text("disk", "`size` that weights of others may take on disk, such as 20GB", func(c *Config) *string { return &c.Budget.Disk })
@@ -129,7 +129,7 @@ func addLists(set *flag.FlagSet, later func(func(*Config) error)) {
 		c.Tell = appendOrReplace(c.Tell, s, first)
 		return nil
 	})
-	list("role", "auto, backbone, worker, volunteer, entry or relay, or several with commas", func(c *Config, s string, first bool) error {
+	list("role", "auto, backbone, worker, volunteer, stage, entry or relay, or several with commas", func(c *Config, s string, first bool) error {
 		for i, r := range strings.Split(s, ",") {
 			c.Roles = appendOrReplace(c.Roles, Role(strings.TrimSpace(r)), first && i == 0)
 		}

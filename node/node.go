@@ -7,7 +7,6 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
-	"os"
 	"path/filepath"
 	"slices"
 	"sync"
@@ -64,6 +63,7 @@ type Node struct {
 	model    *ggml.Model   // role backbone
 	engine   *engine.Engine
 	gateway  *gateway.Gateway
+	answers  answers
 	http     net.Listener // of the gateway, role entry
 
 	stops []func() error // in the order of starting
@@ -303,14 +303,17 @@ func (n *Node) startBackbone(ctx context.Context) error {
 // opens its HTTP door for clients where that is wanted.
 func (n *Node) startDoor() (err error) {
 	cfg := gateway.Config{Logger: n.log}
-	if n.engine != nil {
-		cfg.Models = []gateway.Model{n.served()}
-	}
 	if n.exchange != nil {
 		cfg.Routes = newMarketDoor(n.exchange.table, n.weights).routes()
 	}
 	if n.gateway, err = gateway.New(cfg); err != nil {
 		return err
+	}
+	n.answers.gateway = n.gateway
+	if n.engine != nil {
+		if err := n.answers.set(n.served()); err != nil {
+			return err
+		}
 	}
 	if !n.cfg.Has(RoleEntry) || n.cfg.HTTP == Off {
 		return nil
@@ -457,31 +460,3 @@ func (n *Node) HTTPAddr() string {
 
 // Addrs are the multiaddrs by which peers reach this node.
 func (n *Node) Addrs() []string { return n.host.Addrs() }
-
-// served is the node's model as the gateway sees it.
-func (n *Node) served() gateway.Model {
-	m := n.model
-	info, _ := os.Stat(n.file.path)
-	created := n.started
-	if info != nil {
-		created = info.ModTime()
-	}
-	return gateway.Model{
-		ID: n.file.name(), Created: created, ChatTemplate: m.ChatTemplate(),
-		BOS: string(m.Piece(m.BOS(), true)), EOS: string(m.Piece(m.EOS(), true)),
-		VocabSize: m.VocabSize(), Engine: engineDoor{n},
-	}
-}
-
-// engineDoor lets the gateway use the engine.
-type engineDoor struct{ *Node }
-
-func (d engineDoor) Tokenize(prompt string) ([]int32, error) { return d.engine.Tokenize(prompt) }
-
-func (d engineDoor) Start(ctx context.Context, req gateway.Request) (gateway.Stream, error) {
-	g, err := d.engine.Start(ctx, engine.Request(req))
-	if err != nil {
-		return nil, err
-	}
-	return g, nil
-}

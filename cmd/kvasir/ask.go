@@ -18,6 +18,7 @@ func ask(ctx context.Context, c console, f *flags) error {
 	stats := f.Bool("stats", false, "then print tokens, tokens/s and the time to the first token")
 	f.BoolVar(&req.Raw, "raw", false, "complete the text as it is, without the model's chat template")
 	f.StringVar(&req.System, "system", "", "system `message`")
+	f.StringVar(&req.Model, "model", "", "`name` of the model (default: the only one)")
 	f.IntVar(&req.MaxTokens, "max-tokens", 0, "longest answer in `tokens` (default: the daemon's)")
 	temperature := f.Float64("temperature", 0, "0 takes the likeliest token each time")
 	topP := f.Float64("top-p", 0, "sample among the likeliest tokens with this total `probability` (0: off)")

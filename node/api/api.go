@@ -161,6 +161,7 @@ type Tokens struct {
 
 // AskRequest asks the node's model.
 type AskRequest struct {
+	Model       string   `json:"model,omitempty"` // "": the only one that the node answers for
 	Prompt      string   `json:"prompt"`
 	System      string   `json:"system,omitempty"`
 	Raw         bool     `json:"raw,omitempty"`        // complete the prompt as it is, without the chat template

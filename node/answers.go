@@ -1,0 +1,116 @@
+package node
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"os"
+	"slices"
+	"sync"
+
+	"kvasird/ggml"
+	"kvasird/node/api"
+	"kvasird/node/engine"
+	"kvasird/node/gateway"
+)
+
+// answerer answers for a model, whoever computes it.
+type answerer interface {
+	gateway.Engine
+	// generate is Start for those who want the tokens' ids too.
+	generate(ctx context.Context, req engine.Request) (generation, error)
+}
+
+// generation is a gateway.Stream with the tokens' ids.
+type generation interface {
+	gateway.Stream
+	NextToken(ctx context.Context) (ggml.Token, []byte, error)
+}
+
+// answers are the models that this node answers for: the one that it runs, and
+// those of rings. The gateway is told what they are.
+type answers struct {
+	gateway *gateway.Gateway
+
+	mu   sync.Mutex // guards what follows
+	list []gateway.Model
+}
+
+// set replaces the model of a name; a nil engine takes it away.
+func (a *answers) set(m gateway.Model) error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	list := slices.DeleteFunc(slices.Clone(a.list), func(o gateway.Model) bool { return o.ID == m.ID })
+	if m.Engine != nil {
+		list = append(list, m)
+	}
+	slices.SortFunc(list, func(x, y gateway.Model) int { return cmp.Compare(x.ID, y.ID) })
+	if err := a.gateway.SetModels(list); err != nil {
+		return err
+	}
+	a.list = list
+	return nil
+}
+
+// find returns the model of a name; "" is the only one.
+func (a *answers) find(name string) (string, answerer, error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, m := range a.list {
+		if m.ID == name || name == "" && len(a.list) == 1 {
+			return m.ID, m.Engine.(answerer), nil
+		}
+	}
+	var names []string
+	for _, m := range a.list {
+		names = append(names, m.ID)
+	}
+	switch {
+	case len(names) == 0:
+		return "", nil, &api.Error{Code: api.CodeNotReady, Message: "no model is answered for here: this node runs none, and it knows no complete ring of one"}
+	case name == "":
+		return "", nil, &api.Error{Code: api.CodeBadRequest, Message: fmt.Sprintf("several models are answered for here: name one of %q", names)}
+	}
+	return "", nil, &api.Error{Code: api.CodeNotFound, Message: fmt.Sprintf("no model %q is answered for here%s", name, Suggest(name, names))}
+}
+
+// served is the node's own model as the gateway sees it.
+func (n *Node) served() gateway.Model {
+	m := n.model
+	info, _ := os.Stat(n.file.path)
+	created := n.started
+	if info != nil {
+		created = info.ModTime()
+	}
+	return gateway.Model{
+		ID: n.file.name(), Created: created, ChatTemplate: m.ChatTemplate(),
+		BOS: string(m.Piece(m.BOS(), true)), EOS: string(m.Piece(m.EOS(), true)),
+		VocabSize: m.VocabSize(), Engine: engineDoor{n},
+	}
+}
+
+// engineDoor lets clients use the engine.
+type engineDoor struct{ *Node }
+
+func (d engineDoor) Tokenize(prompt string) ([]int32, error) { return d.engine.Tokenize(prompt) }
+
+func (d engineDoor) Start(ctx context.Context, req gateway.Request) (gateway.Stream, error) {
+	return startStream(ctx, d, req)
+}
+
+func (d engineDoor) generate(ctx context.Context, req engine.Request) (generation, error) {
+	g, err := d.engine.Start(ctx, req)
+	if err != nil {
+		return nil, err // not a nil *Generation in an interface
+	}
+	return g, nil
+}
+
+// startStream is Start of every answerer.
+func startStream(ctx context.Context, a answerer, req gateway.Request) (gateway.Stream, error) {
+	g, err := a.generate(ctx, engine.Request(req))
+	if err != nil {
+		return nil, err
+	}
+	return g, nil
+}
