@@ -2,7 +2,6 @@ package p2p
 
 import (
 	"context"
-	"fmt"
 
 	"github.com/libp2p/go-libp2p/core/host"
 	"github.com/libp2p/go-libp2p/core/network"
@@ -49,13 +48,11 @@ func (g gated) SetStreamHandlerMatch(id protocol.ID, match func(protocol.ID) boo
 // admit keeps the streams of who has not passed the hello from a handler.
 func (g gated) admit(handler network.StreamHandler) network.StreamHandler {
 	return func(s network.Stream) {
-		ctx, cancel := context.WithTimeout(context.Background(), g.h.cfg.HelloTimeout)
-		defer cancel()
-		if _, err := g.h.peers.await(ctx, s.Conn().RemotePeer()); err != nil {
-			g.h.cfg.Logger.Info("stream of a stranger", "protocol", s.Protocol(), "err", fmt.Sprint(err))
-			s.ResetWithError(codeNotAdmitted)
+		_, leave, err := g.h.admitStream(s)
+		if err != nil {
 			return
 		}
+		defer leave()
 		handler(s)
 	}
 }

@@ -138,7 +138,7 @@ func (g *gossip) meshProtocol() protocol.ID { return g.h.protocolID("mesh/1") }
 // start runs gossipsub until ctx ends.
 func (g *gossip) start(ctx context.Context) error {
 	silent := slog.New(slog.DiscardHandler)
-	ps, err := pubsub.NewGossipSub(ctx, &gossipHost{Host: g.h.node, g: g},
+	ps, err := pubsub.NewGossipSub(ctx, &gossipHost{gated: gated{g.h.node, g.h}, g: g},
 		pubsub.WithGossipSubProtocols([]protocol.ID{g.meshProtocol()}, meshFeatures),
 		pubsub.WithGossipSubParams(meshParams()),
 		pubsub.WithMessageSignaturePolicy(pubsub.StrictNoSign),

@@ -10,7 +10,6 @@ import (
 	pubsub "github.com/libp2p/go-libp2p-pubsub"
 	pb "github.com/libp2p/go-libp2p-pubsub/pb"
 	bus "github.com/libp2p/go-libp2p/core/event"
-	"github.com/libp2p/go-libp2p/core/host"
 	"github.com/libp2p/go-libp2p/core/network"
 	"github.com/libp2p/go-libp2p/core/peer"
 	"github.com/libp2p/go-libp2p/core/protocol"
@@ -25,7 +24,7 @@ const (
 // gossipHost is the libp2p host as gossipsub sees it: the peers are the ready ones, they
 // appear when they become ready, and streams of others end before it reads them.
 type gossipHost struct {
-	host.Host
+	gated
 	g *gossip
 }
 
@@ -39,7 +38,7 @@ func (n *gossipHost) SetStreamHandler(id protocol.ID, handler network.StreamHand
 func (n *gossipHost) NewStream(ctx context.Context, id peer.ID, ids ...protocol.ID) (network.Stream, error) {
 	ctx, cancel := context.WithTimeout(ctx, n.g.h.cfg.HelloTimeout)
 	defer cancel()
-	return n.Host.NewStream(network.WithAllowLimitedConn(network.WithNoDial(ctx, "gossip"), "gossip"), id, ids...)
+	return n.gated.NewStream(network.WithNoDial(ctx, "gossip"), id, ids...)
 }
 
 // gossipNet shows the ready peers only.
@@ -66,19 +65,14 @@ func (n *gossipNet) Connectedness(id peer.ID) network.Connectedness {
 // admit hands the stream of a ready peer to gossipsub.
 func (g *gossip) admit(s network.Stream, handler network.StreamHandler) {
 	id := s.Conn().RemotePeer()
-	ctx, cancel := context.WithTimeout(context.Background(), g.h.cfg.HelloTimeout)
-	defer cancel()
-	leave, err := g.h.enter()
+	_, leave, err := g.h.admitStream(s)
+	if errors.Is(err, ErrNotAdmitted) {
+		g.count("stranger")
+	}
 	if err != nil {
-		s.ResetWithError(codeDropped)
 		return
 	}
 	defer leave()
-	if _, err := g.h.peers.await(ctx, id); err != nil {
-		g.count("stranger")
-		s.ResetWithError(codeNotAdmitted)
-		return
-	}
 	gs := &gossipStream{Stream: s, g: g}
 	g.mu.Lock()
 	before := g.streams[id]

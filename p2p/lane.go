@@ -105,7 +105,8 @@ func (s *laneServer) serve(ctx context.Context, nc *net.TCPConn) {
 	stop()
 	<-s.halfOpen
 	if err != nil {
-		s.h.cfg.Logger.Info("lane refused", "addr", nc.RemoteAddr(), "err", err)
+		host, _, _ := net.SplitHostPort(nc.RemoteAddr().String())
+		s.h.refused.note("lane refused", host, nc.RemoteAddr().String(), err)
 		nc.Close()
 		return
 	}

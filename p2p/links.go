@@ -163,7 +163,7 @@ func (h *Host) greetInBackground(c network.Conn) {
 	go func() {
 		defer leave()
 		if <-g.done; g.err != nil {
-			h.cfg.Logger.Info("hello failed", "peer", c.RemotePeer(), "addr", c.RemoteMultiaddr(), "err", g.err)
+			h.refused.tell(c, "hello failed", g.err)
 		}
 	}()
 }
@@ -216,6 +216,7 @@ func (h *Host) sweep(ctx context.Context) {
 				c.Close()
 			}
 		}
+		h.refused.sweep()
 		for _, c := range h.peers.drained(drainAfter) {
 			h.cfg.Logger.Info("relayed connection replaced by a direct one", "peer", c.RemotePeer())
 			c.Close()

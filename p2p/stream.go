@@ -56,20 +56,31 @@ func (h *Host) handler(proto string) Handler {
 	return h.handlers[proto]
 }
 
-func (h *Host) serveStream(s network.Stream, handler Handler) {
-	leave, err := h.enter()
-	if err != nil {
+// admitStream returns who opened a stream, if it passed the hello or is about to, and
+// counts the caller among those that Close waits for until it calls leave. With an error the
+// stream was reset.
+func (h *Host) admitStream(s network.Stream) (p *Peer, leave func(), err error) {
+	if leave, err = h.enter(); err != nil {
 		s.ResetWithError(codeDropped)
+		return nil, nil, err
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), h.cfg.HelloTimeout)
+	defer cancel()
+	if p, err = h.peers.await(ctx, s.Conn().RemotePeer()); err != nil {
+		s.ResetWithError(codeNotAdmitted)
+		leave()
+		h.refused.tell(s.Conn(), "stream of a stranger", err)
+		return nil, nil, err
+	}
+	return p, leave, nil
+}
+
+func (h *Host) serveStream(s network.Stream, handler Handler) {
+	p, leave, err := h.admitStream(s)
+	if err != nil {
 		return
 	}
 	defer leave()
-	ctx, cancel := context.WithTimeout(context.Background(), h.cfg.HelloTimeout)
-	defer cancel()
-	p, err := h.peers.await(ctx, s.Conn().RemotePeer())
-	if err != nil {
-		s.ResetWithError(codeNotAdmitted)
-		return
-	}
 	c := &streamConn{Stream: s, peers: h.peers}
 	if err := h.peers.attach(p, c, 0); err != nil {
 		s.ResetWithError(codeNotAdmitted)
