@@ -265,6 +265,7 @@ func (c *Config) hello(caps Capabilities, lanePort uint16) Hello {
 	return Hello{
 		Version: helloVersion, ID: c.Identity.id, Agent: c.Agent, Network: c.Network, Pack: c.Pack,
 		Protocols: c.Protocols, Backends: caps.Backends, Models: caps.Models, LanePort: lanePort, Ticket: c.ticket,
+		Heartbeats: true,
 	}
 }
 

@@ -136,7 +136,7 @@ func (h *Host) answerHello(s network.Stream) {
 		s.Close()
 		return
 	}
-	h.cfg.Logger.Info("hello failed", "peer", id, "addr", s.Conn().RemoteMultiaddr(), "err", err)
+	h.refused.tell(s.Conn(), "hello failed", err)
 	var refused *RefusedError
 	if !errors.As(err, &refused) {
 		s.ResetWithError(codeMalformed)
@@ -181,7 +181,10 @@ func (h *Host) exchange(s network.Stream) (*Peer, error) {
 		h.noteRefusal(via, err)
 		return nil, err
 	}
-	p := h.peers.pass(theirs, admitted, via)
+	p, fresh := h.peers.pass(theirs, admitted, via)
+	if fresh {
+		h.hearts.begin(p)
+	}
 	// disconnected, Revoke, or a cut for a fault, may have come before pass.
 	if via.IsClosed() || !h.members.stands(p) {
 		h.peers.lose(id, via)

@@ -30,6 +30,7 @@ func swarmOf(b testing.TB, n, degree int) (counts []*metrics.BandwidthCounter, t
 		if err != nil {
 			b.Fatal(err)
 		}
+		h.hearts.waited = newRunDelay().since
 		topic, err := h.JoinTopic(TopicConfig{Name: testTopic, MaxBody: 1000})
 		if err != nil {
 			b.Fatal(err)

@@ -20,7 +20,7 @@ import (
 // id. Both sides send a frame of type heartPing every 1.5 s; it is answered at once, by
 // who reads, with one of type heartPong and the same id, which the pinger chose at random:
 // so the round trip is measured and can not be claimed. Flags are 0, payloads empty. A peer
-// that does not speak ctl/1 is not watched.
+// is watched from its hello on if it says there that it speaks ctl/1, else from its first ping.
 //
 // libp2p notices a frozen peer, or a path that swallows everything, after 20 to 44 s. Here
 // a peer of which nothing was read for heartSilence, on any of its streams and lanes, is
@@ -28,7 +28,8 @@ import (
 //
 // It may be this process that did not run: suspended, or starved on a busy machine, where
 // its peers may be starved as well. So the watch counts ticks of its own instead of time,
-// and only those that came on time; after a long gap all peers get their time anew.
+// and only those that came on time and before which no goroutine waited long for a thread
+// (rundelay.go); after a long gap all peers get their time anew.
 //
 // With over heartCrowd peers, those to which nothing is open are pinged and missed four
 // times later.
@@ -105,23 +106,21 @@ func (p *pulse) startAnew() {
 
 // hearts keeps the heartbeats of a host.
 type hearts struct {
-	h     *Host
-	stays map[peer.ID]*stay // whom the watcher knows; only used by it
+	h      *Host
+	waited func() time.Duration // how long goroutines did since the latest tick
+	last   time.Time            // the latest tick; of run alone
 
 	mu      sync.Mutex // guards streams
 	streams map[peer.ID]network.Stream
 }
 
 func newHearts(h *Host) *hearts {
-	return &hearts{h: h, stays: make(map[peer.ID]*stay), streams: make(map[peer.ID]network.Stream)}
+	return &hearts{h: h, waited: newRunDelay().since, streams: make(map[peer.ID]network.Stream)}
 }
 
-// PeerReady opens the stream, when that is this side's part.
-func (hs *hearts) PeerReady(p *Peer) {
-	if hs.stays[p.ID] == p.stay {
-		return
-	}
-	hs.stays[p.ID] = p.stay
+// begin opens the stream to a peer that has become ready, when that is this side's part. It
+// does not wait for its turn among the watchers: the other side counts from the hello on.
+func (hs *hearts) begin(p *Peer) {
 	if hs.h.ID() > p.ID {
 		return
 	}
@@ -134,9 +133,6 @@ func (hs *hearts) PeerReady(p *Peer) {
 		hs.keepOpen(p)
 	}()
 }
-
-// PeerLost is part of Watcher.
-func (hs *hearts) PeerLost(p *Peer) { delete(hs.stays, p.ID) }
 
 // keepOpen has a stream open as long as the peer stays and speaks ctl/1.
 func (hs *hearts) keepOpen(p *Peer) {
@@ -163,19 +159,11 @@ func (hs *hearts) keepOpen(p *Peer) {
 
 // answer is the handler of ctl/1.
 func (hs *hearts) answer(s network.Stream) {
-	leave, err := hs.h.enter()
+	p, leave, err := hs.h.admitStream(s)
 	if err != nil {
-		s.ResetWithError(codeDropped)
 		return
 	}
 	defer leave()
-	ctx, cancel := context.WithTimeout(context.Background(), hs.h.cfg.HelloTimeout)
-	defer cancel()
-	p, err := hs.h.peers.await(ctx, s.Conn().RemotePeer())
-	if err != nil {
-		s.ResetWithError(codeNotAdmitted)
-		return
-	}
 	if p.ID > hs.h.ID() {
 		s.ResetWithError(codeMalformed)
 		return
@@ -338,18 +326,21 @@ func (hs *hearts) idle(id peer.ID) bool {
 func (hs *hearts) run(ctx context.Context) {
 	tick := time.NewTicker(heartTick)
 	defer tick.Stop()
-	last := time.Now()
+	hs.last = time.Now()
 	for {
 		select {
 		case <-tick.C:
+			hs.tick(time.Now())
 		case <-ctx.Done():
 			return
 		}
-		now := time.Now()
-		late := now.Sub(last) - heartTick
-		last = now
-		hs.judge(late)
 	}
+}
+
+func (hs *hearts) tick(now time.Time) {
+	late := now.Sub(hs.last) - heartTick
+	hs.last = now
+	hs.judge(max(late, hs.waited()))
 }
 
 // judge gives up silent peers at a tick that came so late.

@@ -3,6 +3,9 @@ package p2p
 import (
 	"testing"
 	"time"
+
+	"github.com/libp2p/go-libp2p/core/network"
+	"github.com/libp2p/go-libp2p/core/peer"
 )
 
 // twoIdentities are the lower and the higher of two new peer ids.
@@ -88,11 +91,8 @@ func TestLateTicks(t *testing.T) {
 
 // A peer that does not speak ctl/1 is a peer like others.
 func TestPeerWithoutHeartbeat(t *testing.T) {
-	low, high := twoIdentities(t)
-	a := startHost(t, func(c *Config) { c.Identity = low })
-	b := startHost(t, func(c *Config) { c.Identity = high })
-	b.node.RemoveStreamHandler(b.protocolID(ctlProtocol))
-	p := hello(t, a, b)
+	a := startHost(t, nil)
+	p := mutePeer(t, a, false)
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -107,6 +107,46 @@ func TestPeerWithoutHeartbeat(t *testing.T) {
 	defer p.stay.pulse.mu.Unlock()
 	if p.stay.pulse.watched {
 		t.Error("is watched")
+	}
+}
+
+// mutePeer is one of a that passes the hello and then neither says nor answers anything.
+func mutePeer(t *testing.T, a *Host, heartbeats bool) *Peer {
+	t.Helper()
+	s := stranger(t)
+	s.SetStreamHandler(a.protocolID("hello/1"), func(st network.Stream) {
+		defer st.Close()
+		record := a.cfg.hello(Capabilities{}, 0)
+		record.ID, record.Heartbeats = s.ID(), heartbeats
+		b, err := encodeHello(record)
+		if err != nil {
+			t.Error(err)
+		}
+		w, r := NewFrameWriter(st, maxHello), NewFrameReader(st, maxHello)
+		w.Write(Frame{Type: frameHello, Payload: b})
+		nextOfType(r, frameHello)
+		exchangeVerdicts(w, r, verdict{})
+	})
+	p, err := a.Hello(t.Context(), peer.AddrInfo{ID: s.ID(), Addrs: s.Addrs()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+// Who froze right after the hello is noticed like others, though it never pinged.
+func TestFrozenBeforeFirstPing(t *testing.T) {
+	t.Parallel()
+	a := startHost(t, nil)
+	p, begin := mutePeer(t, a, true), time.Now()
+	select {
+	case <-p.Done():
+	case <-time.After(patience):
+		t.Fatal("peer is not lost")
+	}
+	t.Logf("lost after %v", time.Since(begin).Round(time.Millisecond))
+	if n := a.Faults()[Unresponsive]; n != 1 {
+		t.Errorf("%d faults: the heartbeat did not notice", n)
 	}
 }
 

@@ -32,6 +32,7 @@ import (
 //	         10 ticket, bytes                   11 version of the revocation list, uint
 //	        12 list of multiaddrs where it listens: in a hello through a relay, so that the
 //	           other side can try to do without the relay
+//	        13 whether it answers heartbeats from now on (ctl/1), bool
 //	verdict: {} accepted, or 1 field, 2 want, 3 got, text
 const (
 	helloVersion = 1
@@ -75,6 +76,7 @@ type Hello struct {
 	Ticket      []byte    `cbor:"10,keyasint,omitempty"` // bound to ID: of no use to others
 	Revocations uint64    `cbor:"11,keyasint,omitempty"`
 	Addrs       []string  `cbor:"12,keyasint,omitempty"`
+	Heartbeats  bool      `cbor:"13,keyasint,omitempty"` // speaks ctl/1
 }
 
 // RefusedError says that one side refused the other. Errors of both sides name the same

@@ -92,6 +92,9 @@ func TestHelloOfALaterVersion(t *testing.T) {
 	if err != nil || !bytes.Equal(h.Ticket, []byte{1, 2}) || h.Revocations != 7 {
 		t.Errorf("got %+v, %v", h, err)
 	}
+	if h, err := decodeHello(unhex(t, "aa"+strings.TrimPrefix(helloHex, "a9")+"0d f5")); err != nil || !h.Heartbeats {
+		t.Errorf("got %+v, %v", h, err)
+	}
 	// Nothing but a version and an id is a record too: it is judged, not malformed.
 	if h, err := decodeHello(unhex(t, "a2 01 02 02"+idHex)); err != nil || h.Version != 2 {
 		t.Errorf("got %+v, %v", h, err)

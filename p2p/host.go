@@ -36,6 +36,7 @@ type Host struct {
 	peers     *registry
 	members   *membership
 	keepers   []*keeper
+	refused   *refusals
 	lanes     *laneServer
 
 	greetings greetings
@@ -74,10 +75,10 @@ func New(cfg Config) (*Host, error) {
 	h.peers = newRegistry(h.events)
 	h.standings = newStandings()
 	h.members = newMembership(&cfg)
+	h.refused = newRefusals(cfg.Logger)
 	h.handlers[revokeProtocol] = h.serveRevocations
 	h.gossip = newGossip(h)
 	h.hearts = newHearts(h)
-	h.events.watch(h.hearts)
 	h.events.watch(h.gossip)
 	h.handlers[pullProtocol] = h.gossip.answerPull
 	h.greetings.underWay, h.greetings.kept = make(map[network.Conn]*greeting), make(map[peer.ID]int)
@@ -99,7 +100,8 @@ func (h *Host) looks() bool { return h.cfg.DHT || h.cfg.MDNS || h.cfg.Remember !
 
 // NewOn is New for a host that works on the libp2p host which node makes at Start, with at
 // least the given options: the identity, and who is kept out. It may listen already;
-// cfg.Listen is listened on as well, when set. There are no lanes.
+// cfg.Listen is listened on as well, when set. There are no lanes. Time may be simulated:
+// how late this process runs is not looked at.
 func NewOn(cfg Config, node func(...libp2p.Option) (host.Host, error)) (*Host, error) {
 	if cfg.Listen == nil {
 		cfg.Listen = []string{}
@@ -110,6 +112,7 @@ func NewOn(cfg Config, node func(...libp2p.Option) (host.Host, error)) (*Host, e
 		return nil, err
 	}
 	h.makeNode = node
+	h.hearts.waited = func() time.Duration { return 0 }
 	return h, nil
 }
 

@@ -138,21 +138,25 @@ func (r *registry) begin(id peer.ID) (end func()) {
 	}
 }
 
-// pass makes the peer that said theirs over c ready, or renews what is known of it. The
-// caller is within begin and end.
-func (r *registry) pass(theirs Hello, a admission, c network.Conn) *Peer {
+// pass makes the peer that said theirs over c ready, or renews what is known of it, and
+// reports whether a stay begins. The caller is within begin and end.
+func (r *registry) pass(theirs Hello, a admission, c network.Conn) (p *Peer, fresh bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	e := r.entryLocked(theirs.ID)
-	p := &Peer{Hello: theirs, admission: a}
+	p = &Peer{Hello: theirs, admission: a}
 	if e.ready != nil {
 		p.stay = e.ready.stay
 	} else {
 		p.stay = &stay{done: make(chan struct{}), hellos: rate.NewLimiter(helloRate, helloBurst)}
+		fresh = true
+	}
+	if theirs.Heartbeats {
+		p.stay.watch()
 	}
 	e.links[c] = struct{}{}
 	r.setReadyLocked(e, p, bestLink(e.links, c))
-	return p
+	return p, fresh
 }
 
 // setReadyLocked makes p, connected by via, what is known of e's peer.
