@@ -61,11 +61,13 @@ func (s *relayService) AllowConnect(src peer.ID, _ ma.Multiaddr, dest peer.ID) b
 	return s.isMember(src) && s.isMember(dest)
 }
 
-func (s *relayService) isMember(p peer.ID) bool {
+// isMember reports whether a peer passed the hello and may still join: its invitation may
+// have ended a moment ago, and it is about to be dropped, with what it has here.
+func (s *relayService) isMember(id peer.ID) bool {
 	ctx, cancel := context.WithTimeout(context.Background(), aclWait)
 	defer cancel()
-	_, err := s.h.peers.await(ctx, p)
-	return err == nil
+	p, err := s.h.peers.await(ctx, id)
+	return err == nil && p.Rights().Has(Join) && s.h.members.stands(p)
 }
 
 // What follows counts for Report.

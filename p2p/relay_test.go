@@ -294,3 +294,46 @@ func TestRelayRestarts(t *testing.T) {
 	startHost(t, func(c *Config) { c.Relay, c.Identity, c.Listen = true, relay.cfg.Identity, listen })
 	circuitTo(t, hidden)
 }
+
+// Who is put out has nothing at a relay any more: neither a new reservation or circuit, nor
+// those that it had. So it is in a network by invitation and in a closed one.
+func TestRelayEndsWithMembership(t *testing.T) {
+	for _, admission := range []Admission{Invitation, Closed} {
+		t.Run(string(admission), func(t *testing.T) {
+			c := newClub(t, admission)
+			relay := c.boss(t, func(cfg *Config) { cfg.Relay = true })
+			var ticket string
+			outcast := c.start(t, func(id peer.ID) string { ticket = c.bound(t)(id); return ticket }, noWayIn(relay))
+			member := c.start(t, c.bound(t), noWayIn(relay))
+			circuitTo(t, member)
+			if _, err := member.Hello(t.Context(), circuitTo(t, outcast)); err != nil {
+				t.Fatal(err)
+			}
+			conn := openOver(t, member, outcast, Relayed)
+			s := relay.relay
+			if !s.AllowReserve(outcast.ID(), nil) || !s.AllowConnect(member.ID(), nil, outcast.ID()) {
+				t.Fatal("a member is refused")
+			}
+			// Before anybody has looked who is still there.
+			if _, err := relay.members.take(c.revoke(t, nil, ticket).Bytes()); err != nil {
+				t.Fatal(err)
+			}
+			if s.AllowReserve(outcast.ID(), nil) || s.AllowConnect(outcast.ID(), nil, member.ID()) || s.AllowConnect(member.ID(), nil, outcast.ID()) {
+				t.Error("who was put out may still use the relay")
+			}
+			if !s.AllowReserve(member.ID(), nil) {
+				t.Error("the other member may not")
+			}
+			eventually(t, "what it had ends", func() bool {
+				r := relay.Report().Serving
+				return r.Reservations == 1 && r.Circuits == 0 && relay.Peer(outcast.ID()) == nil
+			})
+			if err := echo(conn, 100); err == nil {
+				t.Error("the circuit still carries")
+			}
+			if _, err := client.Reserve(t.Context(), outcast.node, infoOf(t, relay)); err == nil {
+				t.Error("it got another reservation")
+			}
+		})
+	}
+}
