@@ -21,13 +21,14 @@ import (
 // bytes. Maps have integer keys. Decoding refuses any other encoding of the same value, unknown
 // keys, keys given twice, and trailing bytes. A key is left out where its value is zero.
 //
-//	announcement  1 version, 2 away, 3 capacity, 4 models
+//	announcement  1 version, 2 away, 3 capacity, 4 models, 5 near
 //	              away: the author leaves politely; there is nothing else in the map then
 //	capacity      [rows per second, free disk bytes, free memory bytes]; hints, 0 unknown
-//	model         1 id (32 bytes), 2 name, 3 shape, 4 flags, 5 holdings, 6 demand
+//	model         1 id (32 bytes), 2 name, 3 shape, 4 flags, 5 holdings, 6 demand, 7 windows, 8 room
 //	              flags: bit 0, the author has every byte and sends any; bit 1, the author runs
 //	              the model for clients
-//	shape         [layers, experts per MoE layer, [begin, end, begin, end…] of the MoE layers]
+//	shape         [layers, experts per MoE layer, [begin, end, begin, end…] of the MoE layers];
+//	              of a dense model [layers, 0, []]
 //	holding       [first layer, end, first expert, end, state, lease]
 //	              state: 1 claimed, 2 loading, 3 serving, 4 leaving
 //	              lease: seconds after the envelope's time for which a claimed or loading
@@ -35,8 +36,15 @@ import (
 //	demand        [layer, pairs, [expert, share, expert, share…]]
 //	              pairs: (row, expert) pairs routed in this layer, decayed (see Meter)
 //	              share: of the pairs, in 1/10,000; experts ascending
+//	window        [first layer, end, state, lease, slots, free slots, token, batched]
+//	              state and lease as of a holding; token: µs that the author computes for one
+//	              token alone, batched: for one more beside others, 0 unknown; a window that
+//	              does not compute yet has slots and times of 0
+//	room          [disk bytes, memory bytes] that the author gives to a window of the model
+//	near          [[peer, µs]…] round trips that the author measured, by peer
 //
-// Version history: 1.
+// Version history: 1; keys 5 of an announcement, 7 and 8 of a model were added later, and a
+// reader without them refuses the record.
 const (
 	wireVersion = 1
 
@@ -48,11 +56,20 @@ const (
 	MaxModels   = 16
 	MaxHoldings = 640
 	MaxHot      = 16
+	// MaxWindows bounds the windows of one model, MaxWindowsAll those of an announcement.
+	MaxWindows    = 8
+	MaxWindowsAll = 32
+	// MaxNear bounds the neighbours, MaxSlots the sequences of a window.
+	MaxNear  = 16
+	MaxSlots = 4096
 	// MaxLease is the longest lease.
 	MaxLease = 10 * time.Minute
 
 	maxName   = 96
-	maxHotAll = 640 // hot experts of one announcement
+	maxPeer   = 128         // bytes of a neighbour's identity
+	maxRTT    = time.Minute // slower is not a neighbour
+	maxToken  = time.Minute // slower does not compute
+	maxHotAll = 640         // hot experts of one announcement
 	maxHint   = 1 << 50
 	maxPairs  = 1 << 50
 	shareUnit = 10_000
@@ -86,6 +103,28 @@ type Holding struct {
 	Lease time.Duration // from the record's time, in whole seconds; claimed and loading only
 }
 
+// WindowHolding is a contiguous range of layers that the author runs, or wants to run, as a stage
+// of a ring.
+type WindowHolding struct {
+	Layers gguf.Range
+	State  State
+	Lease  time.Duration // from the record's time, in whole seconds; claimed and loading only
+	Slots  int           // sequences that it has room for
+	Free   int           // of Slots
+	// Token is the compute of one token alone, Batched of one more beside others, 0 unknown. They
+	// are told in whole microseconds, rounded up.
+	Token, Batched time.Duration
+}
+
+// Footprint is what something takes, in bytes.
+type Footprint struct{ Disk, Memory int64 }
+
+// Neighbour is a peer and the round trip to it, told in whole microseconds, rounded up.
+type Neighbour struct {
+	Peer string
+	RTT  time.Duration
+}
+
 // HotExpert is an expert that is used more than others of its layer.
 type HotExpert struct {
 	Expert int
@@ -108,6 +147,8 @@ type ModelNews struct {
 	Backbone bool // runs the model for clients
 	Holdings []Holding
 	Demand   []LayerDemand // layers ascending
+	Windows  []WindowHolding
+	Room     Footprint // given to a window, held already or not; zero: none
 }
 
 // Capacity hints at what the author can take on. Zero is unknown.
@@ -123,6 +164,7 @@ type Announcement struct {
 	Away     bool // leaves politely: holds nothing any more
 	Capacity Capacity
 	Models   []ModelNews
+	Near     []Neighbour // by peer, ascending
 }
 
 type wireAnnouncement struct {
@@ -130,6 +172,7 @@ type wireAnnouncement struct {
 	Away     bool          `cbor:"2,keyasint,omitempty"`
 	Capacity *wireCapacity `cbor:"3,keyasint,omitempty"`
 	Models   []wireModel   `cbor:"4,keyasint,omitempty"`
+	Near     []wireNear    `cbor:"5,keyasint,omitempty"`
 }
 
 type wireCapacity struct {
@@ -144,6 +187,8 @@ type wireModel struct {
 	Flags    uint          `cbor:"4,keyasint,omitempty"`
 	Holdings []wireHolding `cbor:"5,keyasint,omitempty"`
 	Demand   []wireDemand  `cbor:"6,keyasint,omitempty"`
+	Windows  []wireWindow  `cbor:"7,keyasint,omitempty"`
+	Room     *wireRoom     `cbor:"8,keyasint,omitempty"`
 }
 
 type wireShape struct {
@@ -165,6 +210,26 @@ type wireDemand struct {
 	Layer int
 	Pairs uint64
 	Hot   []int
+}
+
+type wireWindow struct {
+	_              struct{} `cbor:",toarray"`
+	Begin, End     int
+	State          State
+	Lease          uint32
+	Slots, Free    int
+	Token, Batched int64 // µs
+}
+
+type wireRoom struct {
+	_            struct{} `cbor:",toarray"`
+	Disk, Memory int64
+}
+
+type wireNear struct {
+	_    struct{} `cbor:",toarray"`
+	Peer string
+	RTT  int64 // µs
 }
 
 const (
@@ -204,6 +269,9 @@ func (a *Announcement) Encode() ([]byte, error) {
 	for i := range a.Models {
 		w.Models = append(w.Models, a.Models[i].wire())
 	}
+	for _, n := range a.Near {
+		w.Near = append(w.Near, wireNear{Peer: n.Peer, RTT: micros(n.RTT)})
+	}
 	b, err := encMode.Marshal(w)
 	if err == nil && len(b) > MaxBody {
 		return nil, refuse(Oversized, "announcement of %d bytes, at most %d: hold fewer, longer ranges", len(b), MaxBody)
@@ -212,7 +280,8 @@ func (a *Announcement) Encode() ([]byte, error) {
 }
 
 func (m *ModelNews) wire() wireModel {
-	w := wireModel{ID: m.ID[:], Name: m.Name, Shape: wireShape{Layers: m.Shape.Layers, Experts: m.Shape.Experts}}
+	w := wireModel{ID: m.ID[:], Name: m.Name,
+		Shape: wireShape{Layers: m.Shape.Layers, Experts: m.Shape.Experts, MoE: []int{}}}
 	for _, r := range m.Shape.MoE {
 		w.Shape.MoE = append(w.Shape.MoE, r.Begin, r.End)
 	}
@@ -234,7 +303,22 @@ func (m *ModelNews) wire() wireModel {
 		}
 		w.Demand = append(w.Demand, x)
 	}
+	for _, x := range m.Windows {
+		w.Windows = append(w.Windows, wireWindow{Begin: x.Layers.Begin, End: x.Layers.End, State: x.State,
+			Lease: uint32(x.Lease / time.Second), Slots: x.Slots, Free: x.Free, Token: micros(x.Token), Batched: micros(x.Batched)})
+	}
+	if m.Room != (Footprint{}) {
+		w.Room = &wireRoom{Disk: m.Room.Disk, Memory: m.Room.Memory}
+	}
 	return w
+}
+
+// micros rounds up, so that what is not zero stays so.
+func micros(d time.Duration) int64 { return int64((d + time.Microsecond - 1) / time.Microsecond) }
+
+// fromMicros reads micros; what is beyond any limit stays so.
+func fromMicros(n int64) time.Duration {
+	return time.Duration(max(-1, min(n, int64(time.Hour/time.Microsecond)))) * time.Microsecond
 }
 
 // Decode reads a body. What is wrong with it is a *RefusedError. Whether its shapes are those of
@@ -260,6 +344,9 @@ func Decode(body []byte) (*Announcement, error) {
 			return nil, err
 		}
 		a.Models = append(a.Models, m)
+	}
+	for _, n := range w.Near {
+		a.Near = append(a.Near, Neighbour{n.Peer, fromMicros(n.RTT)})
 	}
 	if err := a.check(); err != nil {
 		return nil, err
@@ -300,6 +387,14 @@ func (w *wireModel) news() (ModelNews, error) {
 			x.Hot = append(x.Hot, HotExpert{d.Hot[i], d.Hot[i+1]})
 		}
 		m.Demand = append(m.Demand, x)
+	}
+	for _, x := range w.Windows {
+		m.Windows = append(m.Windows, WindowHolding{Layers: gguf.Range{Begin: x.Begin, End: x.End}, State: x.State,
+			Lease: time.Duration(x.Lease) * time.Second, Slots: x.Slots, Free: x.Free,
+			Token: fromMicros(x.Token), Batched: fromMicros(x.Batched)})
+	}
+	if r := w.Room; r != nil {
+		m.Room = Footprint{r.Disk, r.Memory}
 	}
 	return m, nil
 }

@@ -47,7 +47,7 @@ func (t *Table) board(id gguf.ModelID, without string, now time.Time) *board {
 	}
 	for x, holdings := range y.claims {
 		for _, h := range holdings {
-			if x.id != without && x.stateOf(h) == Claimed {
+			if x.id != without && x.stateOf(h.State, h.Lease) == Claimed {
 				b.bids = append(b.bids, bid{x.hash, h.Slice})
 			}
 		}
@@ -55,7 +55,7 @@ func (t *Table) board(id gguf.ModelID, without string, now time.Time) *board {
 	if x := t.authors[without]; x != nil {
 		if m := x.model(id); m != nil && m.Shape.Equal(y.shape) {
 			for _, h := range m.Holdings {
-				b.remove(h.Slice, x.stateOf(h))
+				b.remove(h.Slice, x.stateOf(h.State, h.Lease))
 			}
 		}
 	}

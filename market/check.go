@@ -16,13 +16,15 @@ type Reason string
 const (
 	Malformed  Reason = "malformed"   // not the documented encoding
 	Oversized  Reason = "oversized"   // more bytes than MaxBody
-	TooMany    Reason = "too many"    // more models, holdings or hot experts than the limits
+	TooMany    Reason = "too many"    // more models, holdings, windows, neighbours or hot experts than the limits
 	BadName    Reason = "bad name"    // a name that is not fit for a terminal
 	BadShape   Reason = "bad shape"   // a geometry that no model has
 	WrongShape Reason = "wrong shape" // not the shape of the model of that id
 	NoSuch     Reason = "no such"     // a range that does not exist in the shape
 	Overlap    Reason = "overlap"     // a cell held twice, a model twice
 	BadState   Reason = "bad state"   // a state that does not exist
+	BadWindow  Reason = "bad window"  // slots or times that no window has
+	BadNear    Reason = "bad near"    // a neighbour or a round trip that cannot be
 	BadLease   Reason = "bad lease"   // a lease that has run out, is too long, or of what needs none
 	BadDemand  Reason = "bad demand"  // figures that contradict each other
 	BadHint    Reason = "bad hint"    // capacity beyond any machine
@@ -49,7 +51,7 @@ func refuse(r Reason, format string, args ...any) *RefusedError {
 
 // check applies every rule that needs no knowledge of models.
 func (a *Announcement) check() error {
-	if a.Away && (len(a.Models) > 0 || a.Capacity != Capacity{}) {
+	if a.Away && (len(a.Models) > 0 || len(a.Near) > 0 || a.Capacity != Capacity{}) {
 		return refuse(AwayHolds, "the author is away and announces %d models", len(a.Models))
 	}
 	if len(a.Models) > MaxModels {
@@ -58,15 +60,19 @@ func (a *Announcement) check() error {
 	if c := a.Capacity; max(c.RowsPerSecond, c.FreeDisk, c.FreeMemory) > maxHint {
 		return refuse(BadHint, "capacity %+v, at most %d each", c, int64(maxHint))
 	}
-	holdings, hot := 0, 0
+	holdings, hot, windows := 0, 0, 0
 	for i := range a.Models {
 		m := &a.Models[i]
 		holdings += len(m.Holdings)
+		windows += len(m.Windows)
 		for _, d := range m.Demand {
 			hot += len(d.Hot)
 		}
 		if holdings > MaxHoldings || hot > maxHotAll {
 			return refuse(TooMany, "%d holdings and %d hot experts, at most %d and %d", holdings, hot, MaxHoldings, maxHotAll)
+		}
+		if len(m.Windows) > MaxWindows || windows > MaxWindowsAll {
+			return refuse(TooMany, "%d windows, at most %d of one model and %d in all", windows, MaxWindows, MaxWindowsAll)
 		}
 		if slices.ContainsFunc(a.Models[:i], func(o ModelNews) bool { return o.ID == m.ID }) {
 			return refuse(Overlap, "model %v twice", m.ID)
@@ -75,7 +81,7 @@ func (a *Announcement) check() error {
 			return err
 		}
 	}
-	return nil
+	return checkNear(a.Near)
 }
 
 func (m *ModelNews) check() error {
@@ -93,6 +99,9 @@ func (m *ModelNews) check() error {
 	if a, b, ok := overlapping(m.Holdings); ok {
 		return refuse(Overlap, "%v and %v", a, b)
 	}
+	if err := checkWindows(m); err != nil {
+		return err
+	}
 	return checkDemand(m.Demand, m.Shape)
 }
 
@@ -100,20 +109,73 @@ func (h *Holding) check(s Shape) error {
 	if !s.Has(h.Slice) {
 		return refuse(NoSuch, "%v of a model of %v", h.Slice, s)
 	}
-	switch h.State {
+	return checkLease(h.State, h.Lease, h.Slice)
+}
+
+// checkLease checks the state of something, and its lease.
+func checkLease(s State, lease time.Duration, what fmt.Stringer) error {
+	switch s {
 	case Claimed, Loading:
-		if h.Lease < time.Second || h.Lease > MaxLease {
-			return refuse(BadLease, "%v %v has a lease of %v, want 1s to %v", h.State, h.Slice, h.Lease, MaxLease)
+		if lease < time.Second || lease > MaxLease {
+			return refuse(BadLease, "%v %v has a lease of %v, want 1s to %v", s, what, lease, MaxLease)
 		}
 	case Serving, Leaving:
-		if h.Lease != 0 {
-			return refuse(BadLease, "%v %v needs no lease", h.State, h.Slice)
+		if lease != 0 {
+			return refuse(BadLease, "%v %v needs no lease", s, what)
 		}
 	default:
-		return refuse(BadState, "state %d of %v", h.State, h.Slice)
+		return refuse(BadState, "state %d of %v", s, what)
 	}
-	if h.Lease%time.Second != 0 {
-		return refuse(BadLease, "lease of %v is not in whole seconds", h.Lease)
+	if lease%time.Second != 0 {
+		return refuse(BadLease, "lease of %v is not in whole seconds", lease)
+	}
+	return nil
+}
+
+// wanted reports whether a window is not computed yet: it may overlap with one that the author
+// still computes, and will give up for it.
+func (w *WindowHolding) wanted() bool { return w.State == Claimed || w.State == Loading }
+
+func checkWindows(m *ModelNews) error {
+	if r := m.Room; min(r.Disk, r.Memory) < 0 || max(r.Disk, r.Memory) > maxHint {
+		return refuse(BadHint, "room for a window of %+v, at most %d each", r, int64(maxHint))
+	}
+	for i := range m.Windows {
+		w := &m.Windows[i]
+		if w.Layers.Begin < 0 || w.Layers.Len() == 0 || w.Layers.End > m.Shape.Layers {
+			return refuse(NoSuch, "window %v of a model of %d layers", w.Layers, m.Shape.Layers)
+		}
+		if err := checkLease(w.State, w.Lease, w.Layers); err != nil {
+			return err
+		}
+		switch {
+		case w.Free < 0 || w.Free > w.Slots || w.Slots > MaxSlots:
+			return refuse(BadWindow, "%d of %d slots free, at most %d", w.Free, w.Slots, MaxSlots)
+		case min(w.Token, w.Batched) < 0 || max(w.Token, w.Batched) > maxToken:
+			return refuse(BadWindow, "a token of window %v takes %v, or %v beside others: at most %v", w.Layers, w.Token, w.Batched, maxToken)
+		case w.wanted() && (w.Slots > 0 || w.Token > 0 || w.Batched > 0):
+			return refuse(BadWindow, "%v window %v has slots or times", w.State, w.Layers)
+		}
+		for _, o := range m.Windows[:i] {
+			if o.wanted() == w.wanted() && o.Layers.Intersect(w.Layers).Len() > 0 {
+				return refuse(Overlap, "windows %v and %v", o.Layers, w.Layers)
+			}
+		}
+	}
+	return nil
+}
+
+func checkNear(list []Neighbour) error {
+	if len(list) > MaxNear {
+		return refuse(TooMany, "%d neighbours, at most %d", len(list), MaxNear)
+	}
+	for i, n := range list {
+		if n.Peer == "" || len(n.Peer) > maxPeer || i > 0 && list[i-1].Peer >= n.Peer {
+			return refuse(BadNear, "neighbours are not in order, once each, with names of 1 to %d bytes", maxPeer)
+		}
+		if n.RTT <= 0 || n.RTT > maxRTT {
+			return refuse(BadNear, "round trip of %v to a neighbour, want above 0 and at most %v", n.RTT, maxRTT)
+		}
 	}
 	return nil
 }

@@ -149,7 +149,7 @@ func (y *tally) add(x *author, m *ModelNews, sign int) {
 	}
 	for _, h := range m.Holdings {
 		var counts []uint16
-		switch x.stateOf(h) {
+		switch x.stateOf(h.State, h.Lease) {
 		case Claimed:
 			counts = y.claimed
 			if sign > 0 {

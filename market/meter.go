@@ -25,6 +25,9 @@ func NewMeter(s Shape) (*Meter, error) {
 	if err := s.Check(); err != nil {
 		return nil, err
 	}
+	if s.Experts == 0 {
+		return nil, refuse(BadShape, "a dense model has no experts to count")
+	}
 	return &Meter{shape: s, counts: make([]float32, s.Layers*s.Experts)}, nil
 }
 

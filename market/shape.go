@@ -14,8 +14,8 @@ const (
 	maxRuns    = 256     // ranges of MoE layers
 )
 
-// Shape says which cells a model has: every MoE layer has Experts of them. The zero value is
-// unknown.
+// Shape says which cells a model has: every MoE layer has Experts of them. A dense model has layers
+// and no cells. The zero value is unknown.
 type Shape struct {
 	Layers  int          // all layers, also those without experts
 	Experts int          // per MoE layer
@@ -37,13 +37,16 @@ func ShapeOf(m *gguf.Model) (Shape, error) {
 
 // Check says why the shape is not one, or nil.
 func (s Shape) Check() error {
-	if s.Layers < 1 || s.Layers > MaxLayers || s.Experts < 1 || s.Experts > MaxExperts ||
+	if s.Layers < 1 || s.Layers > MaxLayers || s.Experts < 0 || s.Experts > MaxExperts ||
 		s.Layers*s.Experts > MaxCells {
-		return fmt.Errorf("%d layers of %d experts: want 1 to %d layers of 1 to %d experts, at most %d in all",
+		return fmt.Errorf("%d layers of %d experts: want 1 to %d layers of up to %d experts, at most %d in all",
 			s.Layers, s.Experts, MaxLayers, MaxExperts, MaxCells)
 	}
-	if len(s.MoE) < 1 || len(s.MoE) > maxRuns {
-		return fmt.Errorf("%d ranges of MoE layers, want 1 to %d", len(s.MoE), maxRuns)
+	if s.Experts == 0 && len(s.MoE) == 0 {
+		return nil
+	}
+	if s.Experts == 0 || len(s.MoE) < 1 || len(s.MoE) > maxRuns {
+		return fmt.Errorf("%d ranges of MoE layers, with %d experts each, want 1 to %d", len(s.MoE), s.Experts, maxRuns)
 	}
 	last := -1
 	for _, r := range s.MoE {
@@ -101,5 +104,8 @@ func (s Shape) eachRow(x gguf.Slice, fn func(begin, end int)) {
 }
 
 func (s Shape) String() string {
+	if s.Experts == 0 {
+		return fmt.Sprintf("%d layers without experts", s.Layers)
+	}
 	return fmt.Sprintf("%d layers, experts in %v, %d each", s.Layers, s.MoE, s.Experts)
 }

@@ -56,7 +56,7 @@ type author struct {
 	counted  time.Time // instant as of which it counts
 	next     time.Time // instant at which what is counted of it changes
 	stalled  time.Time // since when it claims and nothing new of it serves; zero: it does not
-	progress int       // cells that serve
+	progress int       // cells that serve, and layers of windows
 }
 
 // NewTable returns an empty table.
@@ -96,6 +96,9 @@ func (t *Table) Check(r Record) error {
 func (t *Table) checkLocked(r Record, a *Announcement) error {
 	if r.From == "" {
 		return refuse(NoAuthor, "a record without author")
+	}
+	if slices.ContainsFunc(a.Near, func(n Neighbour) bool { return n.Peer == r.From }) {
+		return refuse(BadNear, "%s is its own neighbour", r.From)
 	}
 	for i := range a.Models {
 		m := &a.Models[i]
@@ -159,6 +162,9 @@ func (t *Table) update(r Record, a *Announcement, now time.Time) (newer bool, er
 func (a *Announcement) same(b *Announcement) bool {
 	return a.Away == b.Away && slices.EqualFunc(a.Models, b.Models, func(x, y ModelNews) bool {
 		return x.ID == y.ID && x.Full == y.Full && x.Backbone == y.Backbone && x.Shape.Equal(y.Shape) &&
+			slices.EqualFunc(x.Windows, y.Windows, func(v, w WindowHolding) bool {
+				return v.Layers == w.Layers && v.State == w.State && v.Lease == 0 && w.Lease == 0
+			}) && x.Room == y.Room &&
 			slices.EqualFunc(x.Holdings, y.Holdings, func(h, o Holding) bool { return h == o && h.Lease == 0 }) &&
 			slices.EqualFunc(x.Demand, y.Demand, func(d, e LayerDemand) bool {
 				return d.Layer == e.Layer && d.Pairs == e.Pairs && slices.Equal(d.Hot, e.Hot)
@@ -175,6 +181,13 @@ func (x *author) noteProgress(now time.Time) {
 				claims = true
 			} else {
 				serving += h.Slice.Layers.Len() * h.Slice.Experts.Len()
+			}
+		}
+		for _, w := range x.news.Models[i].Windows {
+			if w.wanted() {
+				claims = true
+			} else {
+				serving += w.Layers.Len()
 			}
 		}
 	}
@@ -262,9 +275,10 @@ func (t *Table) countLocked(x *author, now time.Time) {
 	for i := range x.news.Models {
 		m := &x.news.Models[i]
 		for _, h := range m.Holdings {
-			if end := x.leaseEnd(h); now.Before(end) && end.Before(x.next) {
-				x.next = end
-			}
+			x.dueBefore(x.leaseEnd(h.State, h.Lease), now)
+		}
+		for _, w := range m.Windows {
+			x.dueBefore(x.leaseEnd(w.State, w.Lease), now)
 		}
 		if y := t.tallies[m.ID]; y != nil {
 			y.add(x, m, 1)
@@ -299,12 +313,19 @@ func (t *Table) noteLocked(x *author, sign int) {
 	}
 }
 
+// dueBefore notes an instant at which what is counted changes.
+func (x *author) dueBefore(end, now time.Time) {
+	if now.Before(end) && end.Before(x.next) {
+		x.next = end
+	}
+}
+
 // leaseEnd is the instant from which a holding does not count, if its record is still valid then.
-func (x *author) leaseEnd(h Holding) time.Time {
-	if h.State != Claimed && h.State != Loading {
+func (x *author) leaseEnd(s State, lease time.Duration) time.Time {
+	if s != Claimed && s != Loading {
 		return x.expires
 	}
-	end := x.issued.Add(h.Lease)
+	end := x.issued.Add(lease)
 	if limit := x.stalled.Add(patience); limit.Before(end) {
 		return limit
 	}
@@ -312,11 +333,11 @@ func (x *author) leaseEnd(h Holding) time.Time {
 }
 
 // stateOf returns the state in which a holding is counted, 0 if it is not.
-func (x *author) stateOf(h Holding) State {
-	if !x.counted.Before(x.leaseEnd(h)) {
+func (x *author) stateOf(s State, lease time.Duration) State {
+	if !x.counted.Before(x.leaseEnd(s, lease)) {
 		return 0
 	}
-	return h.State
+	return s
 }
 
 // Holder is what one author says about a model.
