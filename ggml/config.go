@@ -1,8 +1,11 @@
 package ggml
 
 import (
+	"cmp"
 	"errors"
 	"log/slog"
+
+	"kvasird/ggml/gguf"
 )
 
 // Config says how the libraries are used.
@@ -25,7 +28,12 @@ type Device struct {
 
 // ModelConfig says how a model is loaded.
 type ModelConfig struct {
-	Path      string
+	Path string
+	// Image is loaded instead of Path: the whole of it is read now, and where it has
+	// TokenRow that is read later too, so its model stays open until Close. With
+	// Experts their bytes are not read.
+	Image     *gguf.Image
+	VocabOnly bool       // the tokenizer alone: the header of Path is enough, nothing can be decoded
 	Experts   ExpertFunc // nil: the model holds its own experts
 	NoRepack  bool       // plain CPU layouts, for comparison
 	NoMmap    bool       // read the file instead of mapping it; always so with Experts
@@ -43,11 +51,16 @@ type ContextConfig struct {
 	// nodes whose names begin so: see Context.Watched. It slows the decode.
 	Watch     [2]string
 	UnifiedKV bool // sequences share all cells, instead of Tokens/Sequences each
+	// Boundary keeps the rows after the last layer of every token: see Context.Hidden.
+	// It excludes Watch.
+	Boundary bool
 }
 
-// Batch is the input of one Decode.
+// Batch is the input of one Decode: tokens or rows.
 type Batch struct {
+	width  int // f32 per row; 0: tokens
 	tokens []Token
+	rows   []float32 // [Len*width]
 	pos    []int32
 	seq    []int32
 	output []bool
@@ -55,28 +68,50 @@ type Batch struct {
 
 // NewBatch makes room for capacity tokens.
 func NewBatch(capacity int) *Batch {
-	return &Batch{
-		tokens: make([]Token, 0, capacity), pos: make([]int32, 0, capacity),
-		seq: make([]int32, 0, capacity), output: make([]bool, 0, capacity),
-	}
+	b := newBatch(capacity)
+	b.tokens = make([]Token, 0, capacity)
+	return b
+}
+
+// NewRowBatch makes room for capacity rows of width f32, which is the model's
+// EmbeddingLength.
+func NewRowBatch(capacity, width int) *Batch {
+	b := newBatch(capacity)
+	b.width, b.rows = width, make([]float32, 0, capacity*width)
+	return b
+}
+
+func newBatch(capacity int) *Batch {
+	return &Batch{pos: make([]int32, 0, capacity), seq: make([]int32, 0, capacity), output: make([]bool, 0, capacity)}
 }
 
 // Reset empties the batch.
 func (b *Batch) Reset() {
-	b.tokens, b.pos, b.seq, b.output = b.tokens[:0], b.pos[:0], b.seq[:0], b.output[:0]
+	b.tokens, b.rows = b.tokens[:0], b.rows[:0]
+	b.pos, b.seq, b.output = b.pos[:0], b.seq[:0], b.output[:0]
 }
 
 // Add appends a token at a position of a sequence. With output its logits can
 // be read after Decode.
 func (b *Batch) Add(t Token, pos, seq int, output bool) {
 	b.tokens = append(b.tokens, t)
+	b.place(pos, seq, output)
+}
+
+// AddRow appends a copy of a row that another stage computed, as Add a token.
+func (b *Batch) AddRow(row []float32, pos, seq int, output bool) {
+	b.rows = append(b.rows, row...)
+	b.place(pos, seq, output)
+}
+
+func (b *Batch) place(pos, seq int, output bool) {
 	b.pos = append(b.pos, int32(pos))
 	b.seq = append(b.seq, int32(seq))
 	b.output = append(b.output, output)
 }
 
-// Len is the number of tokens.
-func (b *Batch) Len() int { return len(b.tokens) }
+// Len is the number of tokens or rows.
+func (b *Batch) Len() int { return len(b.pos) }
 
 // ErrNoRoom is returned by Decode when the KV cache has no cells for the batch.
 var ErrNoRoom = errors.New("the KV cache is full")
@@ -95,6 +130,12 @@ type SamplerConfig struct {
 	LogitBias        map[Token]float32
 	Grammar          string // GBNF, root "root"; "" = free
 }
+
+func (cfg SamplerConfig) penalises() bool {
+	return cmp.Or(cfg.RepeatPenalty, 1) != 1 || cfg.FrequencyPenalty != 0 || cfg.PresencePenalty != 0
+}
+
+func (cfg SamplerConfig) penaltyLast() int { return cmp.Or(cfg.PenaltyLast, 64) }
 
 // KernelConfig says where experts are computed.
 type KernelConfig struct {

@@ -4,6 +4,7 @@ package ggml
 
 /*
 #include <stdlib.h>
+#include "boundary.h"
 #include "bridge.h"
 #include "swarm.h"
 */
@@ -32,6 +33,8 @@ func (c *ContextConfig) fill() error {
 	switch {
 	case c.Tokens < 0 || c.Tokens > limit, c.Batch < 1 || c.Batch > 1<<16, c.UBatch < 1 || c.UBatch > c.Batch:
 		return fmt.Errorf("context of %d tokens, batch %d, ubatch %d", c.Tokens, c.Batch, c.UBatch)
+	case c.Boundary && c.Watch[0] != "":
+		return errors.New("a context cannot have both Boundary and Watch")
 	case c.Sequences > int(C.llama_max_parallel_sequences()):
 		return fmt.Errorf("%d sequences, at most %d", c.Sequences, int(C.llama_max_parallel_sequences()))
 	}
@@ -49,6 +52,7 @@ type Context struct {
 	vocab   int
 	abort   *int32 // C memory, polled by the library
 	watch   *C.struct_kv_stopwatch
+	stage   stageState
 	handle  cgo.Handle
 	release func() bool
 	current decodeCall
@@ -80,6 +84,7 @@ func (m *Model) NewContext(cfg ContextConfig) (*Context, error) {
 		setName(&c.watch.to, cfg.Watch[1])
 		C.kv_set_stopwatch(&p, c.watch)
 	}
+	c.newStage(cfg, &p)
 	loadMu.Lock()
 	logs.clear()
 	C.kv_swarm_set_context(C.uintptr_t(c.handle))
@@ -104,6 +109,7 @@ func (c *Context) free() {
 	}
 	C.free(unsafe.Pointer(c.abort))
 	C.free(unsafe.Pointer(c.watch))
+	c.stage.free()
 	c.handle.Delete()
 	c.model.contextClosed()
 }
@@ -158,12 +164,12 @@ func (c *Context) Decode(ctx context.Context, b *Batch) error {
 		}()
 	}
 	c.current = decodeCall{ctx: ctx}
-	rc := int(C.llama_decode(c.c, c.batch))
+	rc := int(C.llama_decode(c.c, c.input()))
 	failed := c.current.err
 	c.current = decodeCall{}
 	switch {
 	case rc == 0:
-		return nil
+		return c.checkBoundary()
 	case failed != nil:
 		return failed
 	case ctx.Err() != nil:
@@ -179,23 +185,26 @@ func (c *Context) fill(b *Batch) error {
 	if n == 0 || n > c.max {
 		return fmt.Errorf("batch of %d tokens, 1 to %d allowed", n, c.max)
 	}
-	tokens := unsafe.Slice(c.batch.token, n)
+	if err := c.fillInput(b); err != nil {
+		return err
+	}
 	pos := unsafe.Slice(c.batch.pos, n)
 	nSeq := unsafe.Slice(c.batch.n_seq_id, n)
 	seq := unsafe.Slice(c.batch.seq_id, n)
 	logits := unsafe.Slice(c.batch.logits, n)
 	for i := range n {
-		if b.tokens[i] < 0 || int(b.tokens[i]) >= c.vocab || b.pos[i] < 0 || b.seq[i] < 0 || int(b.seq[i]) >= c.seqs {
-			return fmt.Errorf("batch entry %d: token %d, position %d, sequence %d", i, b.tokens[i], b.pos[i], b.seq[i])
+		if b.pos[i] < 0 || b.seq[i] < 0 || int(b.seq[i]) >= c.seqs {
+			return fmt.Errorf("batch entry %d: position %d, sequence %d", i, b.pos[i], b.seq[i])
 		}
-		tokens[i], pos[i], nSeq[i] = C.llama_token(b.tokens[i]), C.llama_pos(b.pos[i]), 1
+		pos[i], nSeq[i] = C.llama_pos(b.pos[i]), 1
 		*seq[i] = C.llama_seq_id(b.seq[i])
 		logits[i] = 0
-		if b.output[i] {
+		if b.output[i] || c.stage.boundary != nil {
 			logits[i] = 1
 		}
 	}
 	c.batch.n_tokens = C.int32_t(n)
+	c.spreadPositions(n)
 	return nil
 }
 

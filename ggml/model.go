@@ -4,6 +4,7 @@ package ggml
 
 /*
 #include <stdlib.h>
+#include "image.h"
 #include "llama.h"
 #include "swarm.h"
 */
@@ -19,6 +20,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"unsafe"
+
+	"kvasird/ggml/gguf"
 )
 
 // expertPattern matches the tensors that the swarm device takes: the stacked
@@ -35,6 +38,7 @@ type Model struct {
 	release  func() bool
 	experts  ExpertFunc
 	programs []atomic.Pointer[layerProgram]
+	image    *gguf.Image // that it was loaded from, or nil
 	log      *slog.Logger
 
 	mu       sync.Mutex // guards contexts and closed
@@ -42,20 +46,23 @@ type Model struct {
 	closed   bool
 }
 
-// LoadModel loads a GGUF file (the first of a split set). A file that is
-// hostile can abort the process inside the library: what is not yet known to be
-// good goes through Probe first.
+// LoadModel loads a GGUF file (the first of a split set) or an image of one. A file
+// that is hostile can abort the process inside the library: what is not yet known to
+// be good goes through Probe first.
 func (rt *Runtime) LoadModel(cfg ModelConfig) (*Model, error) {
-	if _, err := os.Stat(cfg.Path); err != nil {
-		return nil, fmt.Errorf("model: %w", err)
+	if cfg.Image == nil {
+		if _, err := os.Stat(cfg.Path); err != nil {
+			return nil, fmt.Errorf("model: %w", err)
+		}
 	}
-	m := &Model{experts: cfg.Experts, log: rt.log}
+	m := &Model{experts: cfg.Experts, image: cfg.Image, log: rt.log}
 	m.handle = cgo.NewHandle(m)
 	params := C.llama_model_default_params()
 	params.n_gpu_layers = C.int32_t(cfg.GPULayers)
 	params.use_extra_bufts = C.bool(!cfg.NoRepack)
+	params.vocab_only = C.bool(cfg.VocabOnly)
 	params.load_mode = C.LLAMA_LOAD_MODE_MMAP
-	if cfg.NoMmap || cfg.Experts != nil {
+	if cfg.NoMmap || cfg.Experts != nil || cfg.Image != nil {
 		params.load_mode = C.LLAMA_LOAD_MODE_NONE
 	}
 	if cfg.Experts != nil {
@@ -67,20 +74,48 @@ func (rt *Runtime) LoadModel(cfg ModelConfig) (*Model, error) {
 		overrides[0] = C.struct_llama_model_tensor_buft_override{pattern: pattern, buft: m.buft}
 		params.tensor_buft_overrides = &overrides[0]
 	}
-	path := C.CString(cfg.Path)
-	defer C.free(unsafe.Pointer(path))
 	loadMu.Lock()
 	defer loadMu.Unlock()
 	logs.clear()
-	m.c = C.llama_model_load_from_file(path, params)
-	if m.c == nil {
+	var err error
+	if m.c, err = load(cfg, params); err != nil {
 		m.drop()
-		return nil, logs.failure("llama.cpp cannot load " + cfg.Path)
+		return nil, err
 	}
 	m.vocab = C.llama_model_get_vocab(m.c)
 	m.programs = make([]atomic.Pointer[layerProgram], m.Layers()+int(C.llama_model_n_layer_nextn(m.c)))
-	m.release = track(m, "model "+cfg.Path, rt.log)
+	m.release = track(m, "model "+cfg.name(), rt.log)
 	return m, nil
+}
+
+// name says what is loaded.
+func (cfg ModelConfig) name() string {
+	if cfg.Image != nil {
+		return fmt.Sprintf("the stage of layers %v", cfg.Image.Window())
+	}
+	return cfg.Path
+}
+
+// load gives the library the file or the image. The caller holds loadMu.
+func load(cfg ModelConfig, params C.struct_llama_model_params) (*C.struct_llama_model, error) {
+	what := "llama.cpp cannot load " + cfg.name()
+	if cfg.Image != nil {
+		image := cfg.Image
+		if cfg.Experts != nil {
+			image = image.WithoutExperts()
+		}
+		c, err := loadImage(image, params)
+		if c == nil && err == nil {
+			err = logs.failure(what)
+		}
+		return c, err
+	}
+	path := C.CString(cfg.Path)
+	defer C.free(unsafe.Pointer(path))
+	if c := C.llama_model_load_from_file(path, params); c != nil {
+		return c, nil
+	}
+	return nil, logs.failure(what)
 }
 
 func (m *Model) drop() {
@@ -160,6 +195,12 @@ func (m *Model) Layers() int { return int(C.llama_model_n_layer(m.c)) }
 
 // EmbeddingLength is the f32 per row between blocks.
 func (m *Model) EmbeddingLength() int { return int(C.llama_model_n_embd(m.c)) }
+
+// CanTruncate says whether the positions at the end of a sequence can be dropped
+// (Context.SeqRemove). A recurrent state cannot be taken back.
+func (m *Model) CanTruncate() bool {
+	return !bool(C.llama_model_is_recurrent(m.c)) && !bool(C.llama_model_is_hybrid(m.c))
+}
 
 // TrainContext is the context length in tokens that the model was trained with.
 func (m *Model) TrainContext() int { return int(C.llama_model_n_ctx_train(m.c)) }

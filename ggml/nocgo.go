@@ -22,6 +22,8 @@ type (
 	Context struct{}
 	Sampler struct{}
 	Kernel  struct{}
+
+	PositionSampler struct{}
 )
 
 func Open(Config) (*Runtime, error)                         { return nil, ErrNoLibrary }
@@ -31,6 +33,12 @@ func (*Runtime) GenerateModel(string, GenerateConfig) error { return ErrNoLibrar
 func (*Runtime) Device(string) (Device, error)              { return Device{}, ErrNoLibrary }
 func (*Model) NewContext(ContextConfig) (*Context, error)   { return nil, ErrNoLibrary }
 func (*Model) NewSampler(SamplerConfig) (*Sampler, error)   { return nil, ErrNoLibrary }
+func (*Model) NewPositionSampler(SamplerConfig) (*PositionSampler, error) {
+	return nil, ErrNoLibrary
+}
+func (*PositionSampler) Sample(*Context, int, int, []Token) (Token, error) {
+	return 0, ErrNoLibrary
+}
 func (*Model) Tokenize(string, bool, bool) ([]Token, error) { return nil, ErrNoLibrary }
 func (*Context) Decode(context.Context, *Batch) error       { return ErrNoLibrary }
 func (*Kernel) Load(*gguf.Model, int, ...gguf.Range) error  { return ErrNoLibrary }
@@ -61,6 +69,7 @@ func (*Model) Meta(string) (string, bool)      { return "", false }
 func (*Model) ChatTemplate() string            { return "" }
 func (*Model) Layers() int                     { return 0 }
 func (*Model) EmbeddingLength() int            { return 0 }
+func (*Model) CanTruncate() bool               { return false }
 func (*Model) TrainContext() int               { return 0 }
 func (*Model) VocabSize() int                  { return 0 }
 func (*Model) HasDecoder() bool                { return false }
@@ -72,10 +81,12 @@ func (*Model) Piece(Token, bool) []byte        { return nil }
 func (*Context) Watched() (time.Duration, int) { return 0, 0 }
 func (*Context) Tokens() int                   { return 0 }
 func (*Context) Logits(int) []float32          { return nil }
+func (*Context) Hidden(int) []float32          { return nil }
 func (*Context) SeqRemove(int, int, int) bool  { return false }
 func (*Context) Close() error                  { return nil }
 func (*Sampler) Sample(*Context, int) Token    { return 0 }
 func (*Sampler) Close()                        {}
+func (*PositionSampler) Close()                {}
 func (*Kernel) Forget(int)                     {}
 func (*Kernel) Bytes() int64                   { return 0 }
 func (*Kernel) Repacked() int                  { return 0 }

@@ -9,6 +9,7 @@ package ggml
 import "C"
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"unsafe"
@@ -29,24 +30,31 @@ func (m *Model) NewSampler(cfg SamplerConfig) (*Sampler, error) {
 		C.llama_sampler_free(chain)
 		return nil, err
 	}
-	if cfg.Temperature <= 0 {
-		add(C.llama_sampler_init_greedy())
-	} else {
-		if cfg.TopK > 0 {
-			add(C.llama_sampler_init_top_k(C.int32_t(cfg.TopK)))
-		}
-		if cfg.TopP > 0 && cfg.TopP < 1 {
-			add(C.llama_sampler_init_top_p(C.float(cfg.TopP), 1))
-		}
-		if cfg.MinP > 0 {
-			add(C.llama_sampler_init_min_p(C.float(cfg.MinP), 1))
-		}
-		add(C.llama_sampler_init_temp(C.float(cfg.Temperature)))
+	cfg.addChoice(add)
+	if cfg.Temperature > 0 {
 		add(C.llama_sampler_init_dist(C.uint32_t(cfg.Seed)))
 	}
 	s := &Sampler{c: chain}
 	s.release = track(s, "sampler", m.log)
 	return s, nil
+}
+
+// addChoice adds what chooses the candidates of a draw, or the largest logit.
+func (cfg SamplerConfig) addChoice(add func(*C.struct_llama_sampler)) {
+	if cfg.Temperature <= 0 {
+		add(C.llama_sampler_init_greedy())
+		return
+	}
+	if cfg.TopK > 0 {
+		add(C.llama_sampler_init_top_k(C.int32_t(cfg.TopK)))
+	}
+	if cfg.TopP > 0 && cfg.TopP < 1 {
+		add(C.llama_sampler_init_top_p(C.float(cfg.TopP), 1))
+	}
+	if cfg.MinP > 0 {
+		add(C.llama_sampler_init_min_p(C.float(cfg.MinP), 1))
+	}
+	add(C.llama_sampler_init_temp(C.float(cfg.Temperature)))
 }
 
 func (m *Model) addConstraints(cfg SamplerConfig, add func(*C.struct_llama_sampler)) error {
@@ -60,20 +68,12 @@ func (m *Model) addConstraints(cfg SamplerConfig, add func(*C.struct_llama_sampl
 		}
 		add(C.llama_sampler_init_logit_bias(C.int32_t(m.VocabSize()), C.int32_t(n), &bias[0]))
 	}
-	repeat := cfg.RepeatPenalty
-	if repeat == 0 {
-		repeat = 1
+	if cfg.RepeatPenalty < 0 {
+		return fmt.Errorf("repeat penalty %g", cfg.RepeatPenalty)
 	}
-	if repeat < 0 {
-		return fmt.Errorf("repeat penalty %g", repeat)
-	}
-	if repeat != 1 || cfg.FrequencyPenalty != 0 || cfg.PresencePenalty != 0 {
-		last := cfg.PenaltyLast
-		if last == 0 {
-			last = 64
-		}
-		add(C.llama_sampler_init_penalties(C.int32_t(m.VocabSize()), C.int32_t(last), C.float(repeat),
-			C.float(cfg.FrequencyPenalty), C.float(cfg.PresencePenalty)))
+	if cfg.penalises() {
+		add(C.llama_sampler_init_penalties(C.int32_t(m.VocabSize()), C.int32_t(cfg.penaltyLast()),
+			C.float(cmp.Or(cfg.RepeatPenalty, 1)), C.float(cfg.FrequencyPenalty), C.float(cfg.PresencePenalty)))
 	}
 	if cfg.Grammar == "" {
 		return nil

@@ -32,7 +32,7 @@ func newImage(meta Metadata, alignment int64, tensors []outTensor) (*Image, erro
 	im.add(segment{src: bytes.NewReader(header), n: int64(len(header))})
 	for i, t := range tensors {
 		n, _ := t.dtype.Bytes(t.shape) // was checked when the header was made
-		im.add(segment{src: t.src, off: t.off, n: n, hole: t.src == nil})
+		im.add(segment{src: t.src, off: t.off, n: n, hole: t.src == nil, expert: !InBackbone(t.name)})
 		im.add(segment{n: data[i] - n}) // padding
 	}
 	return im, nil

@@ -8,27 +8,34 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
+	"sort"
 	"syscall"
 )
 
 // Image is a GGUF file that is not on disk: its header is in memory, its data are
-// read from the files of a Model while it is written. It is valid until that model
-// is closed, and safe for concurrent use.
+// read from the files of a Model when they are asked for. It is valid until that
+// model is closed, and safe for concurrent use.
 type Image struct {
 	segments []segment
 	size     int64
+	window   Range // of a stage
+	tokens   *tokenRows
 }
 
 // segment is a run of bytes: from src, or zeros if src is nil.
 type segment struct {
-	src  io.ReaderAt
-	off  int64
-	n    int64
-	hole bool // zeros that need not take space on disk
+	src    io.ReaderAt
+	off    int64
+	n      int64
+	at     int64 // where it begins in the image
+	hole   bool  // zeros that need not take space on disk
+	expert bool  // a tensor that a backbone leaves out
 }
 
 func (im *Image) add(s segment) {
 	if s.n > 0 {
+		s.at = im.size
 		im.segments = append(im.segments, s)
 		im.size += s.n
 	}
@@ -36,6 +43,59 @@ func (im *Image) add(s segment) {
 
 // Size returns the size of the file in bytes.
 func (im *Image) Size() int64 { return im.size }
+
+// Window returns the layers of a stage in the numbering of the model; the zero Range
+// of an image that is not a stage.
+func (im *Image) Window() Range { return im.window }
+
+// from returns the index of the segment that holds the byte at off.
+func (im *Image) from(off int64) int {
+	return sort.Search(len(im.segments), func(i int) bool { return im.segments[i].at+im.segments[i].n > off })
+}
+
+// ReadAt reads like io.ReaderAt. Bytes of the model that are not held fail with an
+// error that wraps ErrNotHeld.
+func (im *Image) ReadAt(p []byte, off int64) (int, error) {
+	if off < 0 {
+		return 0, fmt.Errorf("gguf: read an image at offset %d", off)
+	}
+	done := 0
+	for i := im.from(off); i < len(im.segments) && done < len(p); i++ {
+		s := im.segments[i]
+		within := off + int64(done) - s.at
+		chunk := p[done : done+int(min(s.n-within, int64(len(p)-done)))]
+		if s.src == nil {
+			clear(chunk)
+		} else if err := readAt(s.src, chunk, s.off+within); err != nil {
+			return done, fmt.Errorf("gguf: read model bytes: %w", err)
+		}
+		done += len(chunk)
+	}
+	if done < len(p) {
+		return done, io.EOF
+	}
+	return done, nil
+}
+
+// Hole returns how many bytes from off on are a hole, whose contents do not matter.
+func (im *Image) Hole(off int64) int64 {
+	if i := im.from(off); off >= 0 && i < len(im.segments) && im.segments[i].hole {
+		return im.segments[i].at + im.segments[i].n - off
+	}
+	return 0
+}
+
+// WithoutExperts returns the image with a hole in the place of every expert tensor.
+func (im *Image) WithoutExperts() *Image {
+	out := *im
+	out.segments = slices.Clone(im.segments)
+	for i := range out.segments {
+		if s := &out.segments[i]; s.expert {
+			s.src, s.hole = nil, true
+		}
+	}
+	return &out
+}
 
 // dataSize returns the bytes that take space on disk.
 func (im *Image) dataSize() int64 {

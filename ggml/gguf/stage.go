@@ -21,32 +21,21 @@ var layerKeys = []string{
 // globalKeys are arrays that are not per layer, whatever their length.
 var globalKeys = []string{"rope.dimension_sections", "classifier.output_labels"}
 
-// patternKeys are scalars n with which an architecture treats every n-th layer
-// differently: a window that does not begin at a multiple would shift the pattern.
-var patternKeys = []string{
-	"full_attention_interval", "attention.sliding_window_pattern", "moe_every_n_layers", "interleave_moe_layer_step",
-}
-
-// wrongArchs are the architectures that llama.cpp v0.5.0 computes differently, or does
-// not load, when they are cut so: measured on generated models of eight layers, two
-// stages, largest difference of the logits above 0. The causes are what depends on
-// the number or the index of a layer or on the rows being embeddings. The architectures
-// that are not listed are not thereby proven.
-var wrongArchs = []string{
-	"afmoe", "bloom", "cohere2", "command-r", "gemma", "gemma2", "gpt2", "hy_v4", "kimi-k3", "minicpm", "minicpm3",
-	"minimax-01", "mpt", "muse-glimmer", "openelm", "qwen4exp", "smallthinker", "starcoder",
-}
-
 // stage is a window of a model's layers.
 type stage struct {
 	m     *Model
 	win   Range // in the numbering of the model; the last one includes nextn layers
 	main  int   // layers without those for multi-token prediction
 	vocab int64 // rows of the token embedding
+	rows  bool  // takes rows, also when it is the first
+	rule  cutRule
 }
 
 func (s *stage) first() bool { return s.win.Begin == 0 }
 func (s *stage) last() bool  { return s.win.End == s.m.layers }
+
+// bare reports whether the stage needs no vocabulary.
+func (s *stage) bare() bool { return !s.last() && (s.rows || !s.first()) }
 
 // StageImage returns the mini-GGUF of one stage of a ring: the layers of a window,
 // numbered from 0, which llama.cpp loads as a model of its own.
@@ -55,19 +44,37 @@ func (s *stage) last() bool  { return s.win.End == s.m.layers }
 // leading_dense_block_count is lowered by its first layer; embedding_scale is 1 but
 // in the first stage, whose rows alone are embeddings. The first stage has the token
 // embedding, the last the output head. llama.cpp insists on both, so each has a
-// stand-in where it is not used: one row in a middle stage, which gets tokenizer
-// "none" and vocab_size 1; in the first and the last, whose vocabulary fixes the
-// shape, zeros of the smallest type, a hole when written to a file. Layers for
-// multi-token prediction go with the last stage, and only with it.
+// stand-in where it is not used: zeros of the smallest type, a hole when written to a
+// file, of one row in a middle stage, which gets tokenizer "none" and vocab_size 1; in
+// the first and the last the vocabulary fixes the shape. Layers for multi-token
+// prediction go with the last stage, and only with it.
 //
-// What is known to be cut wrongly is refused. That the rest computes exactly what the
-// model computes is for the caller to prove, per architecture and window.
+// A window that is not between two of Cuts is refused.
 func (m *Model) StageImage(ctx context.Context, window Range) (*Image, error) {
-	s, err := m.newStage(window)
+	return m.stageImage(ctx, window, cutOptions{})
+}
+
+// RowStage is StageImage for a stage that runs here: the first stage is like a middle
+// one and takes rows too, those that Image.TokenRows reads. So it holds neither a
+// vocabulary nor the logits of one, and its token embedding takes no memory.
+func (m *Model) RowStage(ctx context.Context, window Range) (*Image, error) {
+	return m.stageImage(ctx, window, cutOptions{rows: true})
+}
+
+// UnprovenStage is RowStage without regard to Cuts. What llama.cpp makes of it may be
+// wrong, or end the process: it is for the tests that prove the table of Cuts.
+func (m *Model) UnprovenStage(ctx context.Context, window Range) (*Image, error) {
+	return m.stageImage(ctx, window, cutOptions{rows: true, unproven: true})
+}
+
+type cutOptions struct{ rows, unproven bool }
+
+func (m *Model) stageImage(ctx context.Context, window Range, opt cutOptions) (*Image, error) {
+	s, err := m.newStage(window, opt)
 	if err != nil {
 		return nil, err
 	}
-	out, err := s.tensors()
+	out, _, err := s.tensors()
 	if err != nil {
 		return nil, err
 	}
@@ -83,20 +90,31 @@ func (m *Model) StageImage(ctx context.Context, window Range) (*Image, error) {
 	meta.set(keyModelID, NewValue(id.String()))
 	meta.set(keyStageLayers, NewValue(window.String()))
 	meta.set(keyStageTotal, NewValue(uint32(m.layers)))
-	return newImage(meta, m.parts[0].Alignment, out)
+	im, err := newImage(meta, m.parts[0].Alignment, out)
+	if err != nil {
+		return nil, err
+	}
+	im.window = window
+	if s.rows && s.first() {
+		im.tokens, err = s.tokenRows()
+	}
+	return im, err
 }
 
-func (m *Model) newStage(window Range) (*stage, error) {
+func (m *Model) newStage(window Range, opt cutOptions) (*stage, error) {
 	if m.kind != Full && m.kind != Partial {
 		return nil, fmt.Errorf("gguf: %s is a %v: a stage is made from a full model", m.parts[0].Path, m.kind)
 	}
 	if !window.within(m.layers) || window.Len() == m.layers {
 		return nil, fmt.Errorf("gguf: stage %v: the model has %d layers, a stage is a part of them", window, m.layers)
 	}
-	if slices.Contains(wrongArchs, m.arch) {
-		return nil, fmt.Errorf("gguf: stage %v: llama.cpp does not compute a part of %s as it computes the whole", window, m.arch)
+	rule := cutRules[m.arch]
+	if !opt.unproven {
+		if err := m.checkCut(window); err != nil {
+			return nil, fmt.Errorf("gguf: stage %v: %w", window, err)
+		}
 	}
-	nextn, err := m.Meta().count(m.arch+".nextn_predict_layers", 0, m.layers-1)
+	main, err := m.mainLayers()
 	if err != nil {
 		return nil, err
 	}
@@ -104,28 +122,17 @@ func (m *Model) newStage(window Range) (*stage, error) {
 	if !ok {
 		return nil, fmt.Errorf("gguf: stage %v: the model has no token_embd.weight", window)
 	}
-	s := &stage{m: m, win: window, main: m.layers - nextn, vocab: embd.Shape[1]}
-	if window.Begin >= s.main || window.End > s.main && !s.last() {
-		return nil, fmt.Errorf("gguf: stage %v: the layers %d:%d are for multi-token prediction, they go with the last stage", window, s.main, m.layers)
-	}
-	for _, field := range patternKeys {
-		n, err := m.Meta().Int(m.arch + "." + field)
-		if err == nil && n > 1 && int64(window.Begin)%n != 0 {
-			return nil, fmt.Errorf("gguf: stage %v: must begin at a multiple of %d (%s.%s)", window, n, m.arch, field)
-		}
-	}
-	return s, nil
+	return &stage{m: m, win: window, main: main, vocab: embd.Shape[1], rows: opt.rows, rule: rule}, nil
 }
 
 // meta returns the metadata of the model adapted to the window.
 func (s *stage) meta() (Metadata, error) {
 	var meta Metadata
-	middle := !s.first() && !s.last()
 	for _, kv := range s.m.Meta().list {
 		field, ofArch := strings.CutPrefix(kv.Key, s.m.arch+".")
 		isTokenizer := strings.HasPrefix(kv.Key, "tokenizer.")
 		switch {
-		case strings.HasPrefix(kv.Key, "split."), middle && isTokenizer:
+		case strings.HasPrefix(kv.Key, "split."), s.bare() && isTokenizer:
 			continue
 		case !isTokenizer && kv.Value.Type() == Array:
 			// Some arrays per layer, such as xielu.beta, have no architecture before them.
@@ -153,7 +160,7 @@ func (s *stage) meta() (Metadata, error) {
 	if !s.first() {
 		meta.set(arch+"embedding_scale", NewValue(float32(1)))
 	}
-	if middle {
+	if s.bare() {
 		meta.set("tokenizer.ggml.model", NewValue("none"))
 		meta.set(arch+"vocab_size", NewValue(uint32(1)))
 	}
@@ -175,9 +182,9 @@ func (s *stage) cutArray(kv KV, field string, ofArch bool) (Value, error) {
 	return kv.Value, nil
 }
 
-// tensors lists what the stage holds, in the order of the model.
-func (s *stage) tensors() ([]outTensor, error) {
-	var out []outTensor
+// tensors lists what the stage holds, in the order of the model, and what of the model
+// is read for it.
+func (s *stage) tensors() (out []outTensor, reads []Located, err error) {
 	for _, t := range s.m.tensors {
 		layer, rest, isBlock := blockName(t.Name)
 		o := outTensor{t.Name, t.DType, t.Shape, s.m.parts[t.Part].file, t.Offset}
@@ -189,28 +196,34 @@ func (s *stage) tensors() ([]outTensor, error) {
 		case t.Name == "token_embd.weight":
 			_, hasHead := s.m.Tensor("output.weight")
 			// Without a head of its own, the model's head is the embedding.
-			o = s.vocabTensor(o, 1, s.first() || s.last() && !hasHead)
+			o = s.vocabTensor(o, 1, s.first() && !s.rows || s.last() && !hasHead)
 		case t.Name == "output.weight":
 			o = s.vocabTensor(o, 1, s.last())
 		case t.Name == "output.bias":
 			o = s.vocabTensor(o, 0, true)
 		}
-		if middle := !s.first() && !s.last(); middle && s.vocab > 1 && slices.Contains(o.shape[1:], s.vocab) {
-			return nil, fmt.Errorf("gguf: stage %v: %s has a row per token, which a middle stage cannot hold", s.win, t.Name)
+		if s.bare() && s.vocab > 1 && !isBlock && slices.Contains(o.shape[1:], s.vocab) {
+			return nil, nil, fmt.Errorf("gguf: stage %v: %s has a row per token, which a middle stage cannot hold", s.win, t.Name)
 		}
 		out = append(out, o)
+		if o.src != nil {
+			reads = append(reads, t)
+		}
 	}
-	return out, nil
+	return out, reads, nil
 }
 
 // vocabTensor returns a tensor whose dimension dim is the vocabulary as this stage
-// has it: whole when keep is set, else a stand-in.
+// has it: whole when keep is set, else zeros, for one token when the stage is bare.
 func (s *stage) vocabTensor(t outTensor, dim int, keep bool) outTensor {
-	switch {
-	case !s.first() && !s.last():
-		t.shape[dim] = 1 // the first row, whose bytes come first
-	case !keep:
-		t.src, t.off = nil, 0
+	if s.bare() {
+		t.shape[dim], keep = 1, false
+	}
+	if keep {
+		return t
+	}
+	t.src, t.off = nil, 0
+	if dim == 1 {
 		t.dtype = smallestType(t.shape[0])
 	}
 	return t
@@ -224,4 +237,18 @@ func smallestType(n int64) tensor.DType {
 		}
 	}
 	return tensor.F16
+}
+
+// WindowReads lists the tensors that a stage of a window reads, as StageImage and as
+// RowStage makes it, with the experts or without.
+func (m *Model) WindowReads(window Range, experts bool) ([]Located, error) {
+	s, err := m.newStage(window, cutOptions{})
+	if err != nil {
+		return nil, err
+	}
+	_, reads, err := s.tensors()
+	if !experts {
+		reads = slices.DeleteFunc(reads, func(t Located) bool { return !InBackbone(t.Name) })
+	}
+	return reads, err
 }

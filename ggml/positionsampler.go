@@ -1,0 +1,119 @@
+//go:build cgo
+
+package ggml
+
+/*
+#include <stdlib.h>
+#include "llama.h"
+*/
+import "C"
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"unsafe"
+)
+
+// PositionSampler draws tokens whose randomness belongs to their position: a draw
+// depends on the logits, the tokens before it, the seed and the position, and on no
+// draw before. So a position that is computed again, elsewhere or after a rollback,
+// gives the same token. It is used by one goroutine at a time.
+type PositionSampler struct {
+	chain   *C.struct_llama_sampler // without the draw
+	data    *C.llama_token_data     // [vocab]
+	array   *C.llama_token_data_array
+	vocab   int
+	seed    uint64
+	greedy  bool
+	last    int // tokens that the penalties look back on; 0: no penalties
+	release func() bool
+}
+
+// NewPositionSampler builds the same chain as NewSampler. A grammar, whose state is
+// that of one sequence, is refused.
+func (m *Model) NewPositionSampler(cfg SamplerConfig) (*PositionSampler, error) {
+	if cfg.Grammar != "" {
+		return nil, errors.New("a grammar cannot be combined with draws by position")
+	}
+	s := &PositionSampler{vocab: m.VocabSize(), seed: uint64(cfg.Seed), greedy: cfg.Temperature <= 0}
+	s.chain = C.llama_sampler_chain_init(C.llama_sampler_chain_default_params())
+	add := func(link *C.struct_llama_sampler) { C.llama_sampler_chain_add(s.chain, link) }
+	if err := m.addConstraints(cfg, add); err != nil {
+		C.llama_sampler_free(s.chain)
+		return nil, err
+	}
+	cfg.addChoice(add)
+	if cfg.penalises() {
+		s.last = cfg.penaltyLast()
+	}
+	s.data = (*C.llama_token_data)(C.calloc(C.size_t(max(s.vocab, 1)), C.sizeof_llama_token_data))
+	s.array = (*C.llama_token_data_array)(C.calloc(1, C.sizeof_llama_token_data_array))
+	s.release = track(s, "sampler", m.log)
+	return s, nil
+}
+
+// Sample draws from the logits of the i-th entry of c's last batch, which must have
+// been added with output. history is the answer before it, for the penalties.
+func (s *PositionSampler) Sample(c *Context, i, pos int, history []Token) (Token, error) {
+	logits := c.Logits(i)
+	if len(logits) != s.vocab || s.vocab == 0 {
+		return 0, fmt.Errorf("entry %d of the batch has no logits of %d tokens", i, s.vocab)
+	}
+	data := unsafe.Slice(s.data, s.vocab)
+	for t, l := range logits {
+		data[t] = C.llama_token_data{id: C.llama_token(t), logit: C.float(l)}
+	}
+	*s.array = C.llama_token_data_array{data: s.data, size: C.size_t(s.vocab), selected: -1}
+	if s.last > 0 {
+		C.llama_sampler_reset(s.chain)
+		for _, t := range history[max(len(history)-s.last, 0):] {
+			C.llama_sampler_accept(s.chain, C.llama_token(t))
+		}
+	}
+	C.llama_sampler_apply(s.chain, s.array)
+	left := unsafe.Slice(s.array.data, int(s.array.size))
+	if s.greedy {
+		if s.array.selected < 0 || int(s.array.selected) >= len(left) {
+			return 0, errors.New("no token was chosen: the logits are not numbers")
+		}
+		return Token(left[s.array.selected].id), nil
+	}
+	return draw(left, uniform(s.seed, pos))
+}
+
+// draw picks the candidate in whose share of the whole u falls, for u in [0, 1).
+func draw(left []C.llama_token_data, u float64) (Token, error) {
+	top := math.Inf(-1)
+	for _, c := range left {
+		top = max(top, float64(c.logit))
+	}
+	sum := 0.0
+	for _, c := range left {
+		sum += math.Exp(float64(c.logit) - top)
+	}
+	if !(sum > 0) || math.IsInf(top, 0) {
+		return 0, errors.New("no token can be drawn: the logits are not numbers")
+	}
+	rest := u * sum
+	for _, c := range left {
+		if rest -= math.Exp(float64(c.logit) - top); rest < 0 {
+			return Token(c.id), nil
+		}
+	}
+	return Token(left[len(left)-1].id), nil // the sum was rounded
+}
+
+// uniform is a number in [0, 1) of a seed and a position.
+func uniform(seed uint64, pos int) float64 {
+	return float64(splitmix64(splitmix64(seed)^uint64(pos))>>11) * 0x1p-53
+}
+
+// Close frees the chain. It may be called again.
+func (s *PositionSampler) Close() {
+	if s.release() {
+		C.llama_sampler_free(s.chain)
+		C.free(unsafe.Pointer(s.data))
+		C.free(unsafe.Pointer(s.array))
+	}
+}
