@@ -14,6 +14,7 @@ import (
 	"github.com/libp2p/go-libp2p/core/host"
 	"github.com/libp2p/go-libp2p/core/network"
 	"github.com/libp2p/go-libp2p/core/peer"
+	"github.com/libp2p/go-libp2p/p2p/transport/quicreuse"
 )
 
 // closeTimeout is how long Close waits for handlers to return.
@@ -38,6 +39,8 @@ type Host struct {
 	keepers   []*keeper
 	refused   *refusals
 	lanes     *laneServer
+	quic      *quicLanes
+	sockets   *quicreuse.ConnManager // of QUIC
 
 	greetings greetings
 	outlook   outlook
@@ -81,6 +84,7 @@ func New(cfg Config) (*Host, error) {
 	h.hearts = newHearts(h)
 	h.events.watch(h.gossip)
 	h.handlers[pullProtocol] = h.gossip.answerPull
+	h.handlers[carriedProtocol] = h.serveCarried
 	h.greetings.underWay, h.greetings.kept = make(map[network.Conn]*greeting), make(map[peer.ID]int)
 	h.greetings.left = h.greetLeft
 	h.meeter, h.providers, h.memory = newMeeter(h), newProviders(), &memory{h: h}
@@ -226,6 +230,9 @@ func (h *Host) startLoops(ctx context.Context) {
 	h.wg.Go(func() { h.events.run(ctx.Done()) })
 	if h.lanes != nil {
 		h.wg.Go(func() { h.lanes.run(ctx) })
+		for _, l := range h.quic.listeners {
+			h.wg.Go(func() { h.quic.run(ctx, l) })
+		}
 	}
 	for _, k := range h.keepers {
 		h.wg.Go(func() { k.run(ctx) })
@@ -270,7 +277,9 @@ func (h *Host) listen() error {
 	if err != nil {
 		return fmt.Errorf("p2p: listen for lanes on %s: %v: is another program using the port?", h.cfg.LaneListen, err)
 	}
-	h.lanes, err = newLaneServer(h, l)
+	if h.lanes, err = newLaneServer(h, l); err == nil {
+		h.quic, err = h.lanes.listenQUIC(h.sockets)
+	}
 	return err
 }
 
@@ -284,11 +293,14 @@ func (h *Host) Close() error {
 func (h *Host) close() error {
 	h.mu.Lock()
 	h.closed = true
-	node, cancel, lanes := h.node, h.cancel, h.lanes
+	node, cancel, lanes, quic := h.node, h.cancel, h.lanes, h.quic
 	h.mu.Unlock()
 	var errs []error
 	if lanes != nil {
 		errs = append(errs, lanes.close())
+	}
+	if quic != nil {
+		errs = append(errs, quic.close())
 	}
 	var good []goodPeer
 	if node != nil {

@@ -38,22 +38,6 @@ const (
 	acceptPause = 100 * time.Millisecond
 )
 
-type preface struct {
-	Network  string `cbor:"1,keyasint"`
-	Protocol string `cbor:"2,keyasint"`
-}
-
-func decodePreface(b []byte) (preface, error) {
-	var p preface
-	if err := decMode.Unmarshal(b, &p); err != nil {
-		return preface{}, fmt.Errorf("lane preface: %w", err)
-	}
-	if checkText(p.Network) != nil || !protocolPattern.MatchString(p.Protocol) {
-		return preface{}, fmt.Errorf("lane preface: network %q or protocol %q is malformed", p.Network, p.Protocol)
-	}
-	return p, nil
-}
-
 // laneServer lets lanes of ready peers in.
 type laneServer struct {
 	h        *Host
@@ -100,153 +84,87 @@ func (s *laneServer) run(ctx context.Context) {
 
 // serve takes one connection from the handshake to the end of its handler.
 func (s *laneServer) serve(ctx context.Context, nc *net.TCPConn) {
-	stop := context.AfterFunc(ctx, func() { nc.Close() })
-	c, p, handler, err := s.admit(ctx, nc)
-	stop()
+	socket := newSpinConn(nc)
+	c, p, handler, err := s.admit(ctx, socket)
 	<-s.halfOpen
 	if err != nil {
-		host, _, _ := net.SplitHostPort(nc.RemoteAddr().String())
-		s.h.refused.note("lane refused", host, nc.RemoteAddr().String(), err)
-		nc.Close()
+		s.h.refused.note("lane refused", hostOf(nc.RemoteAddr()), nc.RemoteAddr().String(), err)
 		return
 	}
 	defer c.Close()
+	socket.spinFor(s.h.cfg.Spin)
 	handler(p, c)
 }
 
-// admit runs the handshake and the preface and answers it.
-func (s *laneServer) admit(ctx context.Context, nc *net.TCPConn) (*laneConn, *Peer, Handler, error) {
+// hostOf is the IP address in a.
+func hostOf(a net.Addr) string {
+	host, _, _ := net.SplitHostPort(a.String())
+	return host
+}
+
+// admit runs the handshake and the preface and answers it. With an error nc is closed.
+func (s *laneServer) admit(ctx context.Context, nc net.Conn) (c *laneConn, p *Peer, handler Handler, err error) {
 	ctx, cancel := context.WithTimeout(ctx, s.h.cfg.HelloTimeout)
 	defer cancel()
-	deadline, _ := ctx.Deadline()
-	if err := nc.SetDeadline(deadline); err != nil {
-		return nil, nil, nil, err
-	}
-	socket := newSpinConn(nc)
-	gather := &gatherConn{Conn: socket}
+	stop := context.AfterFunc(ctx, func() { nc.Close() })
+	defer stop()
+	gather := &gatherConn{Conn: nc}
 	conf, keys := s.identity.ConfigForPeer("")
-	c := &laneConn{Conn: tls.Server(gather, laneTLS(conf)), gather: gather, peers: s.h.peers, inbound: true}
-	if err := c.handshake(ctx, keys); err != nil {
-		return nil, nil, nil, err
+	c = &laneConn{Conn: tls.Server(gather, laneTLS(conf)), gather: gather, peers: s.h.peers, inbound: true}
+	if err = c.handshake(ctx, keys); err == nil {
+		p, handler, err = s.welcome(ctx, c)
 	}
-	w, r := NewFrameWriter(c.Conn, maxPreface), NewFrameReader(c.Conn, maxPreface)
-	payload, err := nextOfType(r, frameLane)
-	if err != nil {
-		return nil, nil, nil, err
-	}
-	pre, err := decodePreface(payload)
-	if err != nil {
-		return nil, nil, nil, err
-	}
-	p, handler, v := s.judge(ctx, c, pre)
-	if err = sendVerdict(w, v); err == nil && v.Field != "" {
-		err = &RefusedError{Peer: c.remote, Field: v.Field, Want: v.Want, Got: v.Got}
-	}
-	if err == nil {
-		err = nc.SetDeadline(time.Time{})
-	}
-	if err != nil {
+	if err == nil && !stop() {
 		s.h.peers.detach(c, true)
-		return nil, nil, nil, err
+		err = ctx.Err()
 	}
-	socket.spinFor(s.h.cfg.Spin)
-	return c, p, handler, nil
-}
-
-// judge decides on a lane and, when it is let in, ties it to its peer.
-func (s *laneServer) judge(ctx context.Context, c *laneConn, pre preface) (*Peer, Handler, verdict) {
-	if pre.Network != s.h.cfg.Network {
-		return nil, nil, verdict{"network", s.h.cfg.Network, pre.Network}
-	}
-	handler := s.h.handler(pre.Protocol)
-	if handler == nil {
-		return nil, nil, verdict{"protocol", "one that is served", pre.Protocol}
-	}
-	p, err := s.h.peers.await(ctx, c.remote)
 	if err != nil {
-		return nil, nil, verdict{"hello", "passed", "not passed"}
+		nc.Close()
 	}
-	if err := s.h.peers.attach(p, c, s.h.cfg.Limits.LanesPerPeer); err != nil {
-		return nil, nil, verdict{"lanes", fmt.Sprintf("at most %d of a ready peer", s.h.cfg.Limits.LanesPerPeer), "one more"}
-	}
-	return p, handler, verdict{}
-}
-
-// OpenLane opens a lane to a ready peer, or a stream when the peer has no lane listener
-// or it can not be reached. Conn.Lane tells which.
-func (h *Host) OpenLane(ctx context.Context, id peer.ID, proto string) (Conn, error) {
-	if _, err := h.up(); err != nil {
-		return nil, err
-	}
-	p := h.peers.get(id)
-	if p == nil {
-		return nil, fmt.Errorf("%w: %s", ErrNotAdmitted, id)
-	}
-	if h.lanes == nil || p.lane == "" || p.laneIsDead() {
-		return h.OpenStream(ctx, id, proto)
-	}
-	c, err := h.lanes.dial(ctx, p, proto)
-	if err == nil {
-		return c, nil
-	}
-	if ctx.Err() != nil {
-		return nil, fmt.Errorf("lane to peer %s: %w", id, err)
-	}
-	var refused *RefusedError
-	if !errors.As(err, &refused) {
-		p.stay.noLane.Store(&deadLane{p.lane, time.Now().Add(laneRetry)})
-	}
-	h.cfg.Logger.Info("no lane, using a stream", "peer", id, "addr", p.lane, "protocol", proto, "err", err)
-	return h.OpenStream(ctx, id, proto)
+	return c, p, handler, err
 }
 
 // dial opens a lane or says why not; it takes laneDialTimeout at most.
-func (s *laneServer) dial(ctx context.Context, p *Peer, proto string) (c *laneConn, err error) {
+func (s *laneServer) dial(ctx context.Context, p *Peer, proto string) (*laneConn, error) {
 	ctx, cancel := context.WithTimeout(ctx, laneDialTimeout)
 	defer cancel()
 	nc, err := (&net.Dialer{Timeout: laneConnectTimeout}).DialContext(ctx, "tcp", p.lane)
 	if err != nil {
 		return nil, err
 	}
-	defer func() {
-		if err != nil {
-			nc.Close()
-		}
-	}()
-	stop := context.AfterFunc(ctx, func() { nc.SetDeadline(time.Unix(1, 0)) })
-	defer stop()
 	socket := newSpinConn(nc.(*net.TCPConn))
-	gather := &gatherConn{Conn: socket}
-	conf, keys := s.identity.ConfigForPeer(p.ID)
-	c = &laneConn{Conn: tls.Client(gather, laneTLS(conf)), gather: gather, peers: s.h.peers}
-	if err := c.handshake(ctx, keys); err != nil {
+	c, err := s.request(ctx, socket, p, proto)
+	if err != nil {
 		return nil, err
-	}
-	if err := c.requestProtocol(preface{s.h.cfg.Network, proto}); err != nil {
-		return nil, err
-	}
-	if !stop() {
-		return nil, ctx.Err()
 	}
 	socket.spinFor(s.h.cfg.Spin)
-	if err := s.h.peers.attach(p, c, 0); err != nil {
+	return c, nil
+}
+
+// request makes nc, at whose other end p is, a lane. With an error nc is closed.
+func (s *laneServer) request(ctx context.Context, nc net.Conn, p *Peer, proto string) (c *laneConn, err error) {
+	stop := context.AfterFunc(ctx, func() { nc.Close() })
+	defer stop()
+	gather := &gatherConn{Conn: nc}
+	conf, keys := s.identity.ConfigForPeer(p.ID)
+	c = &laneConn{Conn: tls.Client(gather, laneTLS(conf)), gather: gather, peers: s.h.peers}
+	if err = c.handshake(ctx, keys); err == nil {
+		err = requestProtocol(c, preface{s.h.cfg.Network, proto})
+	}
+	if err == nil && !stop() {
+		err = ctx.Err()
+	}
+	if err == nil {
+		err = s.h.peers.attach(p, c, 0)
+	}
+	if err != nil {
+		nc.Close()
 		return nil, err
 	}
 	return c, nil
 }
 
-// deadLane is an address at which the lane listener of a peer was not reached.
-type deadLane struct {
-	addr  string
-	until time.Time
-}
-
-func (p *Peer) laneIsDead() bool {
-	d := p.stay.noLane.Load()
-	return d != nil && d.addr == p.lane && time.Now().Before(d.until)
-}
-
-// laneConn is a lane as a Conn.
+// laneConn is a lane over TCP, or over what a relay carries, as a Conn.
 type laneConn struct {
 	*tls.Conn
 	gather  *gatherConn // below it
@@ -270,23 +188,6 @@ func (c *laneConn) handshake(ctx context.Context, keys <-chan crypto.PubKey) err
 		c.remote, err = peer.IDFromPublicKey(key)
 	default:
 		err = errors.New("lane handshake: no key of the peer")
-	}
-	return err
-}
-
-// requestProtocol sends the preface and reads the verdict.
-func (c *laneConn) requestProtocol(pre preface) error {
-	b, err := encMode.Marshal(pre)
-	if err != nil {
-		return err
-	}
-	w, r := NewFrameWriter(c.Conn, maxPreface), NewFrameReader(c.Conn, maxPreface)
-	if err := w.Write(Frame{Type: frameLane, Payload: b}); err != nil {
-		return err
-	}
-	v, err := readVerdict(r)
-	if err == nil && v.Field != "" {
-		err = &RefusedError{Peer: c.remote, Field: v.Field, Want: v.Want, Got: v.Got, ByPeer: true}
 	}
 	return err
 }

@@ -42,7 +42,7 @@ func dialLane(t *testing.T, addr string, i Identity, alpn string, want peer.ID, 
 	if err := c.handshake(ctx, keys); err != nil {
 		return err
 	}
-	return c.requestProtocol(pre)
+	return requestProtocol(c, pre)
 }
 
 func TestLaneRefused(t *testing.T) {

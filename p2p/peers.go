@@ -8,7 +8,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/libp2p/go-libp2p/core/network"
@@ -44,9 +43,9 @@ func (p *Peer) Rights() Rights { return p.admission.rights }
 // stay is the time from a peer's first hello to its loss.
 type stay struct {
 	done   chan struct{}
-	told   bool                     // the watchers know of it; guarded by notifier.mu
-	noLane atomic.Pointer[deadLane] // where its lanes were last found unreachable
-	hellos *rate.Limiter            // those that the peer says again
+	told   bool          // the watchers know of it; guarded by notifier.mu
+	dead   deadWays      // where its lanes were found unreachable
+	hellos *rate.Limiter // those that the peer says again
 	pulse  pulse
 }
 

@@ -20,7 +20,6 @@ import (
 	"github.com/libp2p/go-libp2p/p2p/protocol/holepunch"
 	"github.com/libp2p/go-libp2p/p2p/security/noise"
 	libp2ptls "github.com/libp2p/go-libp2p/p2p/security/tls"
-	"github.com/libp2p/go-libp2p/p2p/transport/quic"
 	"github.com/libp2p/go-libp2p/p2p/transport/tcp"
 	"github.com/libp2p/go-libp2p/p2p/transport/websocket"
 	ma "github.com/multiformats/go-multiaddr"
@@ -65,7 +64,7 @@ func (h *Host) newNode() (host.Host, error) {
 		libp2p.EnableRelay(), // before NoListenAddrs, which turns it off otherwise
 		libp2p.NoListenAddrs,
 		libp2p.Transport(tcp.NewTCPTransport),
-		libp2p.Transport(libp2pquic.NewTransport),
+		libp2p.Transport(quicTransport(cfg.Identity.key, &h.sockets)),
 		libp2p.Transport(websocket.New, webOptions(cfg)...),
 		libp2p.Security(libp2ptls.ID, libp2ptls.New),
 		libp2p.Security(noise.ID, noise.New),

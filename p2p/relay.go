@@ -30,6 +30,7 @@ const (
 type relayService struct {
 	h       *Host
 	service *relay.Relay
+	carries *carries
 
 	reservations, circuits, refused atomic.Int64
 	carried                         atomic.Int64 // bytes
@@ -37,6 +38,9 @@ type relayService struct {
 
 func newRelayService(h *Host) (*relayService, error) {
 	s := &relayService{h: h}
+	s.carries = newCarries(s)
+	h.handlers[carryProtocol] = s.carries.serve // for lanes; Start holds the lock
+	h.setStreamHandler(carryProtocol, s.carries.serve)
 	resources := relay.Resources{
 		ReservationTTL: relayReservationTTL, BufferSize: relayBuffer,
 		MaxReservations:      relayReservations,

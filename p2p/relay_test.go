@@ -4,6 +4,7 @@ import (
 	"errors"
 	"io"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -223,19 +224,24 @@ func TestHelloThroughRelayTellsAddresses(t *testing.T) {
 
 // No port that does not answer delays the opening of streams for long, or twice.
 func TestDeadLaneIsNotTriedAgain(t *testing.T) {
-	p := &Peer{lane: "192.0.2.1:1", stay: &stay{done: make(chan struct{})}}
-	p.stay.noLane.Store(&deadLane{p.lane, time.Now().Add(laneRetry)})
-	if !p.laneIsDead() {
+	var dead deadWays
+	const here, elsewhere = "192.0.2.1:1", "192.0.2.2:1"
+	dead.add(here)
+	if !dead.has(here) {
 		t.Error("tried again at once")
 	}
-	moved := *p
-	moved.lane = "192.0.2.2:1"
-	if moved.laneIsDead() {
+	if dead.has(elsewhere) {
 		t.Error("not tried at another address")
 	}
-	p.stay.noLane.Store(&deadLane{p.lane, time.Now().Add(-time.Second)})
-	if p.laneIsDead() {
+	dead.until[here] = time.Now().Add(-time.Second)
+	if dead.has(here) {
 		t.Error("never tried again")
+	}
+	for i := range 3 * maxDeadWays {
+		dead.add(strconv.Itoa(i))
+	}
+	if len(dead.until) > maxDeadWays {
+		t.Errorf("%d addresses are remembered", len(dead.until))
 	}
 }
 
@@ -310,6 +316,7 @@ func TestRelayEndsWithMembership(t *testing.T) {
 				t.Fatal(err)
 			}
 			conn := openOver(t, member, outcast, Relayed)
+			bulk := openBulk(t, member, outcast)
 			s := relay.relay
 			if !s.AllowReserve(outcast.ID(), nil) || !s.AllowConnect(member.ID(), nil, outcast.ID()) {
 				t.Fatal("a member is refused")
@@ -328,7 +335,7 @@ func TestRelayEndsWithMembership(t *testing.T) {
 				r := relay.Report().Serving
 				return r.Reservations == 1 && r.Circuits == 0 && relay.Peer(outcast.ID()) == nil
 			})
-			if err := echo(conn, 100); err == nil {
+			if echo(conn, 100) == nil || echo(bulk, 100) == nil {
 				t.Error("the circuit still carries")
 			}
 			if _, err := client.Reserve(t.Context(), outcast.node, infoOf(t, relay)); err == nil {

@@ -20,7 +20,7 @@ type Source interface {
 	Open(ctx context.Context) (p2p.Conn, error)
 }
 
-// FromPeer makes a source of a ready peer, over a lane where there is one.
+// FromPeer makes a source of a ready peer, over a connection of its own where there can be one.
 func FromPeer(h *p2p.Host, id peer.ID) Source { return peerSource{h, id} }
 
 type peerSource struct {
@@ -30,7 +30,7 @@ type peerSource struct {
 
 func (s peerSource) ID() string { return s.id.String() }
 func (s peerSource) Open(ctx context.Context) (p2p.Conn, error) {
-	return s.host.OpenLane(ctx, s.id, Protocol)
+	return s.host.OpenBulk(ctx, s.id, Protocol)
 }
 
 // ClientConfig says how a client downloads. Zero values stand for the defaults.
