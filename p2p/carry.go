@@ -190,7 +190,8 @@ func (cs *carries) call(token [tokenBytes]byte, g *carriage, from peer.ID) (Conn
 	if err == nil {
 		err = sendCarry(c, carryOffer, carryMessage{token[:], from})
 	}
-	if err := errors.Join(err, c.Close()); err != nil {
+	c.Close() // whose error may be that the peer has closed already
+	if err != nil {
 		return nil, err
 	}
 	select {

@@ -78,6 +78,22 @@ type echoArg struct {
 	Lane  bool
 }
 
+// besideArg asks for round trips on a stream beside a download.
+type besideArg struct {
+	Peer  peer.ID
+	Size  int // of a round trip
+	Count int
+	Bulk  bool // the download has a connection of its own, if it can
+}
+
+// besideResult says what came of it.
+type besideResult struct {
+	Lane  bool // the download had one
+	Bytes int64
+	Over  time.Duration
+	Times []time.Duration
+}
+
 // child is the node under test.
 type child struct {
 	host *p2p.Host
@@ -167,7 +183,8 @@ func startNode(spec nodeSpec, c *child) (*p2p.Host, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := h.HandleStream("echo/1", func(_ *p2p.Peer, c p2p.Conn) { io.Copy(c, c) }); err != nil {
+	echo := func(_ *p2p.Peer, c p2p.Conn) { io.Copy(c, c) }
+	if err := errors.Join(h.HandleStream("echo/1", echo), h.HandleStream("gift/1", give)); err != nil {
 		return nil, err
 	}
 	if c != nil {
@@ -251,8 +268,68 @@ func (c *child) do(op string, arg json.RawMessage) (any, error) {
 			return nil, err
 		}
 		return c.echo(ctx, e)
+	case "beside":
+		var b besideArg
+		if err := json.Unmarshal(arg, &b); err != nil {
+			return nil, err
+		}
+		return c.beside(ctx, b)
 	}
 	return nil, fmt.Errorf("no operation %q", op)
+}
+
+// beside measures round trips while the peer sends as much as it can.
+func (c *child) beside(ctx context.Context, b besideArg) (r besideResult, err error) {
+	open := c.host.OpenStream
+	if b.Bulk {
+		open = c.host.OpenBulk
+	}
+	down, err := open(ctx, b.Peer, "gift/1")
+	if err != nil {
+		return r, err
+	}
+	r.Lane = down.Lane()
+	begin := time.Now()
+	flows, ended := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(ended)
+		buf := make([]byte, 64<<10)
+		for r.Bytes < giftBytes {
+			n, err := down.Read(buf)
+			if err != nil {
+				return
+			}
+			if was := r.Bytes; was < giftWarm && was+int64(n) >= giftWarm {
+				close(flows)
+			}
+			r.Bytes += int64(n)
+		}
+	}()
+	select {
+	case <-flows:
+		r.Times, err = c.echo(ctx, echoArg{Peer: b.Peer, Size: b.Size, Count: b.Count})
+	case <-ended:
+		err = errors.New("the download ended")
+	}
+	down.Close()
+	<-ended
+	r.Over = time.Since(begin)
+	return r, err
+}
+
+const (
+	giftBytes = 1 << 32 // more than anybody waits for
+	giftWarm  = 4 << 20 // bytes after which a download is at its rate
+)
+
+// give writes until nobody reads.
+func give(_ *p2p.Peer, c p2p.Conn) {
+	chunk := make([]byte, 256<<10)
+	for range giftBytes / len(chunk) {
+		if _, err := c.Write(chunk); err != nil {
+			return
+		}
+	}
 }
 
 func unquote(arg json.RawMessage) (s string) {

@@ -345,7 +345,7 @@ func (n *node) tail() string {
 	lines := strings.Split(strings.TrimSpace(string(raw)), "\n")
 	lines = lines[max(0, len(lines)-20):]
 	for i, l := range lines {
-		lines[i] = l[:min(len(l), 400)]
+		lines[i] = l[:min(len(l), 1000)]
 	}
 	return "\t" + strings.Join(lines, "\n\t")
 }
