@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"os"
 	"slices"
 	"sync"
 
@@ -72,38 +71,6 @@ func (a *answers) find(name string) (string, answerer, error) {
 		return "", nil, &api.Error{Code: api.CodeBadRequest, Message: fmt.Sprintf("several models are answered for here: name one of %q", names)}
 	}
 	return "", nil, &api.Error{Code: api.CodeNotFound, Message: fmt.Sprintf("no model %q is answered for here%s", name, Suggest(name, names))}
-}
-
-// served is the node's own model as the gateway sees it.
-func (n *Node) served() gateway.Model {
-	m := n.model
-	info, _ := os.Stat(n.file.path)
-	created := n.started
-	if info != nil {
-		created = info.ModTime()
-	}
-	return gateway.Model{
-		ID: n.file.name(), Created: created, ChatTemplate: m.ChatTemplate(),
-		BOS: string(m.Piece(m.BOS(), true)), EOS: string(m.Piece(m.EOS(), true)),
-		VocabSize: m.VocabSize(), Engine: engineDoor{n},
-	}
-}
-
-// engineDoor lets clients use the engine.
-type engineDoor struct{ *Node }
-
-func (d engineDoor) Tokenize(prompt string) ([]int32, error) { return d.engine.Tokenize(prompt) }
-
-func (d engineDoor) Start(ctx context.Context, req gateway.Request) (gateway.Stream, error) {
-	return startStream(ctx, d, req)
-}
-
-func (d engineDoor) generate(ctx context.Context, req engine.Request) (generation, error) {
-	g, err := d.engine.Start(ctx, req)
-	if err != nil {
-		return nil, err // not a nil *Generation in an interface
-	}
-	return g, nil
 }
 
 // startStream is Start of every answerer.

@@ -299,8 +299,8 @@ func (c *Config) checkRoles() error {
 		return errors.New("a stage gives its budget to one window of layers: remove the role stage, or the roles worker, backbone and volunteer")
 	case c.Has(RoleStage) && c.Model.Path == "":
 		return errors.New("a stage needs a model: name its file, or its id in the network, with --model")
-	case c.Model.ID != nil && !c.Has(RoleStage):
-		return fmt.Errorf("model %v is named by its id, and the roles %v need its file: name that, or use the role stage", *c.Model.ID, c.Roles)
+	case c.Model.ID != nil && (c.Genesis == nil || !c.Has(RoleStage) && !c.Has(RoleBackbone)):
+		return fmt.Errorf("model %v is named by its id: only a stage or a backbone in a network with a file fetches it; name the file", *c.Model.ID)
 	case c.Genesis == nil && (c.Has(RoleVolunteer) || c.Has(RoleRelay) || c.Has(RoleStage)):
 		return errors.New("volunteers, stages and relays need a network file: make one with `kvasir network create NAME` and name it with --network")
 	}

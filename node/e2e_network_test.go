@@ -129,6 +129,51 @@ func TestSwarmFormsItself(t *testing.T) {
 	}
 }
 
+// TestFetchedBackbone: a node that has nothing of a model but its id fetches what the
+// backbone needs, and answers without whoever had all of it.
+func TestFetchedBackbone(t *testing.T) {
+	n, at := newJoining(t, NewNetwork{Replicas: 1}, "--experts", "remote")
+	for _, name := range []string{"v1", "v2"} {
+		n.join(name, "--peer", at, "--memory", "16MB")
+	}
+	st := n.sees(n.backbone, serving)
+	n.covered(n.backbone, 1)
+	b := n.join("fetched", "--peer", at, "--model", st.Model.ID, "--role", "backbone,entry", "--wait", "60")
+	fetched := n.sees(b, serving)
+	if got := fetched.Model; got == nil || got.ID != st.Model.ID || got.Name != st.Model.Name {
+		t.Errorf("it runs %+v, want %+v", got, st.Model)
+	}
+	stored := n.models(b)
+	if len(stored) != 1 || stored[0].Held >= stored[0].Total/2 {
+		t.Errorf("it holds %+v, want the dense part alone", stored)
+	}
+	if err := n.backbone.stop(); err != nil {
+		t.Fatal(err)
+	}
+	n.backbone, n.http = b, fetched.HTTP
+	n.sameAsAlone(questions[0], nil)
+	if err := b.stop(); err != nil {
+		t.Fatal(err)
+	}
+	again := n.join("fetched", "--model", st.Model.ID, "--role", "backbone,entry", "--wait", "60")
+	n.http, n.backbone = n.sees(again, serving).HTTP, again
+	n.sameAsAlone(questions[1], nil)
+}
+
+// models lists what is in a node's store.
+func (n *network) models(c *child) []api.StoredModel {
+	n.t.Helper()
+	var list []api.StoredModel
+	err := c.client().Model(n.ctx, api.ModelRequest{Action: api.ModelList}, func(ev api.ModelEvent) error {
+		list = append(list, ev.Models...)
+		return nil
+	})
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	return list
+}
+
 // TestMarketHTTP: what the market says over HTTP is what the swarm is.
 func TestMarketHTTP(t *testing.T) {
 	n := newNetwork(t, NewNetwork{Replicas: 2})

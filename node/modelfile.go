@@ -25,6 +25,7 @@ const probeTime = 10 * time.Minute
 // modelFile is the node's model on disk.
 type modelFile struct {
 	path string
+	name string // what clients call it
 	*gguf.Model
 	id gguf.ModelID
 }
@@ -53,7 +54,7 @@ func openModelFile(ctx context.Context, cfg Config, st *store.Store, log *slog.L
 		m.Close()
 		return nil, err
 	}
-	return &modelFile{path: path, Model: m, id: id}, nil
+	return &modelFile{path: path, name: nameOf(path), Model: m, id: id}, nil
 }
 
 func importModelFile(ctx context.Context, path string, st *store.Store, log *slog.Logger) (*modelFile, error) {
@@ -71,17 +72,15 @@ func importModelFile(ctx context.Context, path string, st *store.Store, log *slo
 	if err != nil {
 		return nil, err
 	}
-	return &modelFile{path: path, Model: m, id: stored.ID()}, nil
+	return &modelFile{path: path, name: nameOf(path), Model: m, id: stored.ID()}, nil
 }
 
-// name is what clients call the model.
-func (m *modelFile) name() string {
-	return strings.TrimSuffix(filepath.Base(m.path), ".gguf")
-}
+// nameOf is what clients call the model of a file.
+func nameOf(path string) string { return strings.TrimSuffix(filepath.Base(path), ".gguf") }
 
 func (m *modelFile) status() *api.Model {
 	return &api.Model{
-		Name: m.name(), ID: m.id.String(), Arch: m.Arch(), Layers: m.Layers(),
+		Name: m.name, ID: m.id.String(), Arch: m.Arch(), Layers: m.Layers(),
 		MoELayers: len(m.ExpertLayers()), Experts: m.Experts(), Used: m.ExpertsUsed(),
 	}
 }
@@ -90,7 +89,7 @@ func (m *modelFile) status() *api.Model {
 // whether it keeps a copy of its own as the last resort.
 func (m *modelFile) remoteExperts(cfg Config) (remote, ownCopy bool, err error) {
 	mode := cfg.Model.Experts
-	sparse := m.Kind() == gguf.Backbone
+	sparse := m.Kind() == gguf.Backbone || m.Kind() == gguf.Partial && len(m.ExpertLayers()) > 0
 	if mode == ExpertsAuto {
 		switch {
 		case len(m.ExpertLayers()) == 0:

@@ -10,13 +10,13 @@ import (
 	"path/filepath"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"kvasird/ggml"
 	"kvasird/ggml/gguf"
 	"kvasird/ggml/store"
 	"kvasird/node/api"
-	"kvasird/node/engine"
 	"kvasird/node/gateway"
 	"kvasird/p2p"
 	"kvasird/p2p/fetch"
@@ -56,12 +56,10 @@ type Node struct {
 	host    *p2p.Host
 	workers *workers // roles worker and volunteer; empty for others
 
-	store    *store.Store  // in a network with a file
-	weights  *weights      // likewise
-	exchange *exchange     // likewise
-	dispatch *dispatchPart // a backbone whose experts are elsewhere
-	model    *ggml.Model   // role backbone
-	engine   *engine.Engine
+	store    *store.Store             // in a network with a file
+	weights  *weights                 // likewise
+	exchange *exchange                // likewise
+	backbone atomic.Pointer[backbone] // role backbone; nil: it is not here yet
 	gateway  *gateway.Gateway
 	answers  answers
 	http     net.Listener // of the gateway, role entry
@@ -70,9 +68,9 @@ type Node struct {
 
 	storeMu sync.Mutex // held while a node without a network file works on its store
 
-	mu    sync.Mutex // guards what follows
-	state api.State
-	tried bool // a canary went through every part once
+	mu      sync.Mutex // guards what follows
+	state   api.State
+	waiting error // why there is no backbone yet
 }
 
 // Run starts a node, calls ready, and works until ctx ends. Start goes from the
@@ -146,7 +144,7 @@ func (n *Node) start(ctx context.Context) error {
 		}
 		n.onStop(n.store.Close)
 	}
-	if n.cfg.Has(RoleWorker) || n.cfg.Has(RoleBackbone) {
+	if n.cfg.Has(RoleWorker) || n.cfg.Has(RoleBackbone) && n.cfg.Model.ID == nil {
 		if n.file, err = openModelFile(ctx, n.cfg, n.store, n.log); err != nil {
 			return err
 		}
@@ -171,13 +169,22 @@ func (n *Node) start(ctx context.Context) error {
 			return err
 		}
 	}
+	if err := n.makeGateway(); err != nil {
+		return err
+	}
 	if n.cfg.Has(RoleBackbone) {
-		if err := n.startBackbone(ctx); err != nil {
-			return err
+		n.setWaiting(errors.New("it begins to look for the model"))
+		if n.file != nil {
+			if err := n.openBackbone(ctx, n.file); err != nil {
+				return err
+			}
 		}
 	}
-	if err := n.startDoor(); err != nil {
-		return err
+	if n.cfg.Has(RoleEntry) && n.cfg.HTTP != Off {
+		if n.http, err = gateway.Listen(n.cfg.HTTP); err != nil {
+			return err
+		}
+		n.onStop(func() error { n.http.Close(); return nil }) // closed already unless the start failed
 	}
 	if err := n.host.Start(); err != nil {
 		return err
@@ -258,69 +265,14 @@ func (n *Node) admit(id peer.ID) error {
 	return fmt.Errorf("this network gives the right to infer by a ticket for the peer: ask its operator for `kvasir network invite --for %s --infer`", id)
 }
 
-// startBackbone loads the model, after a child process tried it.
-func (n *Node) startBackbone(ctx context.Context) error {
-	remote, ownCopy, err := n.file.remoteExperts(n.cfg)
-	if err != nil {
-		return err
-	}
-	if err := n.file.probe(ctx, n.cfg, n.rt.Release(), remote); err != nil {
-		return err
-	}
-	cfg := ggml.ModelConfig{Path: n.file.path}
-	if remote {
-		if n.dispatch, err = openDispatch(n.rt, n.cfg, n.file, n.host, ownCopy, n.log); err != nil {
-			return err
-		}
-		n.onStop(n.dispatch.Close)
-		if n.exchange == nil {
-			n.host.Watch(n.dispatch)
-		} else {
-			n.exchange.runs = n.runs
-			// The session is opened again at once, by SetHolders, over the better path;
-			// what was asked over the old one is asked again.
-			n.exchange.onDirect = func(id peer.ID) { n.dispatch.RemovePeer(id.String()) }
-			n.exchange.onHeard = func() { n.dispatch.SetHolders(n.file.all(), n.holdersOf(n.file.id)) }
-		}
-		cfg.Experts = n.dispatch.compute
-	}
-	if n.model, err = n.rt.LoadModel(cfg); err != nil {
-		return err
-	}
-	n.onStop(n.model.Close)
-	n.engine, err = engine.Open(engine.Config{
-		Model: n.model, Context: n.cfg.Model.Context / n.cfg.Model.Sequences, Sequences: n.cfg.Model.Sequences,
-		Threads: n.cfg.Threads, Logger: n.log,
-	})
-	if err != nil {
-		return err
-	}
-	n.onStop(n.engine.Close)
-	return nil
-}
-
-// startDoor makes the gateway, by which the control API renders prompts too, and
-// opens its HTTP door for clients where that is wanted.
-func (n *Node) startDoor() (err error) {
+// makeGateway makes the gateway, by which the control API renders prompts too.
+func (n *Node) makeGateway() (err error) {
 	cfg := gateway.Config{Logger: n.log}
 	if n.exchange != nil {
 		cfg.Routes = newMarketDoor(n.exchange.table, n.weights).routes()
 	}
-	if n.gateway, err = gateway.New(cfg); err != nil {
-		return err
-	}
+	n.gateway, err = gateway.New(cfg)
 	n.answers.gateway = n.gateway
-	if n.engine != nil {
-		if err := n.answers.set(n.served()); err != nil {
-			return err
-		}
-	}
-	if !n.cfg.Has(RoleEntry) || n.cfg.HTTP == Off {
-		return nil
-	}
-	if n.http, err = gateway.Listen(n.cfg.HTTP); err == nil {
-		n.onStop(func() error { n.http.Close(); return nil }) // closed already unless the start failed
-	}
 	return err
 }
 
@@ -335,8 +287,12 @@ func (n *Node) serve(ctx context.Context, failed chan<- error) (wait func()) {
 		default:
 		}
 	}
-	if n.engine != nil {
-		loops.Go(func() { n.keepReady(ctx) })
+	if n.cfg.Has(RoleBackbone) {
+		loops.Go(func() {
+			if err := n.runBackbone(ctx); err != nil {
+				fail(err)
+			}
+		})
 	}
 	if n.exchange != nil {
 		loops.Go(func() { n.exchange.run(ctx) })
@@ -354,8 +310,8 @@ func (n *Node) serve(ctx context.Context, failed chan<- error) (wait func()) {
 	}
 	return func() {
 		cancel()
-		if n.engine != nil {
-			late := time.AfterFunc(answerTime, func() { n.engine.Close() })
+		if b := n.backbone.Load(); b != nil {
+			late := time.AfterFunc(answerTime, func() { b.engine.Close() })
 			defer late.Stop()
 		}
 		if control != nil {
@@ -365,89 +321,6 @@ func (n *Node) serve(ctx context.Context, failed chan<- error) (wait func()) {
 		}
 		loops.Wait()
 	}
-}
-
-// keepReady sends canaries until one went through every part that serves, and
-// again when the engine is not ready any more or other workers are connected.
-func (n *Node) keepReady(ctx context.Context) {
-	tick := time.NewTicker(canaryPause)
-	defer tick.Stop()
-	said, tried := "", ""
-	for {
-		parts := n.connected()
-		if n.engine.Ready() != nil || tried != parts {
-			limit, cancel := context.WithTimeout(ctx, canaryDeadline)
-			err := n.canary(limit)
-			cancel()
-			switch {
-			case err == nil:
-				n.log.Info("ready: a canary token went through every part", "model", n.file.name())
-				said, tried = "", parts
-				n.setTried()
-			case ctx.Err() == nil && err.Error() != said:
-				said = err.Error()
-				n.log.Warn("not ready yet", "reason", said)
-			}
-		}
-		select {
-		case <-tick.C:
-		case <-ctx.Done():
-			return
-		}
-	}
-}
-
-// connected names the workers that are connected now.
-func (n *Node) connected() string {
-	if n.dispatch == nil {
-		return "none"
-	}
-	names := "some:"
-	for _, p := range n.dispatch.Peers() {
-		if p.Connected {
-			names += " " + p.ID
-		}
-	}
-	return names
-}
-
-// canary sends a token through the model, unless one went through just now, and
-// a row through every worker. A worker that fails is not asked any more, so then a
-// token is sent again. Running answers are left alone where that is possible:
-// beside other tokens their sums round differently.
-func (n *Node) canary(ctx context.Context) error {
-	if n.engine.Ready() != nil {
-		if err := n.engine.Canary(ctx); err != nil {
-			return err
-		}
-	}
-	if n.dispatch == nil {
-		return nil
-	}
-	if err := n.dispatch.Canary(ctx); err != nil {
-		n.log.Warn("workers failed the canary", "error", err)
-		return n.engine.Canary(ctx)
-	}
-	return nil
-}
-
-func (n *Node) setTried() {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	n.tried = true
-}
-
-// Ready is nil once a canary went through every part that serves.
-func (n *Node) Ready() error {
-	if err := n.engine.Ready(); err != nil {
-		return err
-	}
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	if !n.tried {
-		return errors.New("not every worker has been tried yet")
-	}
-	return nil
 }
 
 // HTTPAddr is where the gateway listens, or "".

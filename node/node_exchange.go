@@ -7,7 +7,6 @@ import (
 	"path/filepath"
 	"time"
 
-	"kvasird/experts"
 	"kvasird/ggml"
 	"kvasird/ggml/gguf"
 	"kvasird/market"
@@ -93,6 +92,9 @@ func (n *Node) startExchange(ctx context.Context) error {
 		return err
 	}
 	n.exchange.onPeer = n.workers.recheck
+	if n.cfg.Has(RoleBackbone) {
+		n.exchange.runs, n.exchange.onDirect, n.exchange.onHeard = n.runs, n.direct, n.heard
+	}
 	if err := n.knowOwn(ctx); err != nil {
 		return err
 	}
@@ -142,47 +144,21 @@ func (n *Node) startVolunteer(ctx context.Context, policy market.Policy) error {
 // busy reports whether this node computes now, so that sending weights waits. An
 // answer that waits for experts may be waiting for just these weights.
 func (n *Node) busy() bool {
-	if n.engine != nil && n.engine.Stats().Running > 0 && (n.dispatch == nil || !n.dispatch.Starved()) {
+	if b := n.backbone.Load(); b != nil && b.engine.Stats().Running > 0 && (b.dispatch == nil || !b.dispatch.Starved()) {
 		return true
 	}
 	return n.workers.busy()
 }
 
-// holdersOf lists the ready peers that serve experts of a model: what they
-// announce, or all of it when only their hello says so yet.
-func (n *Node) holdersOf(id gguf.ModelID) []experts.Holder {
-	announced := map[string][]experts.Slice{}
-	for _, h := range n.exchange.table.Holders(id, time.Now()) {
-		for _, hold := range h.News.Holdings {
-			if hold.State == market.Serving || hold.State == market.Leaving {
-				announced[h.Peer] = append(announced[h.Peer], wireSlice(hold.Slice))
-			}
-		}
-	}
-	var out []experts.Holder
-	for _, p := range n.host.Peers() {
-		if p.Peer == nil {
-			continue
-		}
-		h := experts.Holder{Peer: p.ID.String(), Slices: announced[p.ID.String()], RTT: p.RTT}
-		if len(h.Slices) == 0 && serves(p.Peer, id) {
-			h.Slices = []experts.Slice{n.file.all()}
-		}
-		if len(h.Slices) > 0 {
-			out = append(out, h)
-		}
-	}
-	return out
-}
-
 // runs is what this node says of the model that it runs for clients.
 func (n *Node) runs(now time.Time) (market.ModelNews, bool) {
-	if n.dispatch == nil {
+	b := n.backbone.Load()
+	if b == nil || b.dispatch == nil {
 		return market.ModelNews{}, false
 	}
 	return market.ModelNews{
-		ID: n.file.id, Name: n.file.name(), Full: n.file.Kind() == gguf.Full, Backbone: true,
-		Demand: n.dispatch.demand(now),
+		ID: b.file.id, Name: b.file.name, Full: b.file.Kind() == gguf.Full, Backbone: true,
+		Demand: b.dispatch.demand(now),
 	}, true
 }
 

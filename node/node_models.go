@@ -114,7 +114,7 @@ func (n *Node) removeModel(ctx context.Context, req api.ModelRequest, emit func(
 // useOf says what this node does with a model, or "".
 func (n *Node) useOf(id gguf.ModelID) string {
 	switch {
-	case n.file != nil && n.file.id == id:
+	case n.file != nil && n.file.id == id, n.cfg.Model.ID != nil && *n.cfg.Model.ID == id:
 		return "runs it, or serves experts of it"
 	case len(n.workers.loaded()[id]) > 0 || n.exchange.volunteer.has(id):
 		return "serves experts of it, or is about to"

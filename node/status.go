@@ -25,22 +25,28 @@ func (n *Node) Status(context.Context) (*api.Status, error) {
 	for _, r := range n.cfg.Roles {
 		s.Roles = append(s.Roles, string(r))
 	}
-	if n.file != nil {
+	b := n.backbone.Load()
+	switch {
+	case n.file != nil:
 		s.Model = n.file.status()
+	case b != nil:
+		s.Model = b.file.status()
 	}
 	s.Slices = apiSlices(n.workers.slices())
 	s.Rows = apiRows(n.workers.rows())
-	if n.engine != nil {
-		if err := n.Ready(); err != nil && state == api.StateServing {
+	if n.cfg.Has(RoleBackbone) && state == api.StateServing {
+		if err := n.Ready(); err != nil {
 			s.State, s.Reason = api.StateBlocked, err.Error()
 		}
-		st := n.engine.Stats()
+	}
+	if b != nil {
+		st := b.engine.Stats()
 		s.Tokens = &api.Tokens{
 			Prompt: uint64(st.Prompt), Generated: uint64(st.Generated), PerSecond: st.TokensPerSecond,
 			Running: st.Running, Waiting: st.Waiting,
 		}
 	}
-	n.addPeers(s)
+	n.addPeers(s, b)
 	if n.exchange != nil {
 		s.Admission = string(n.cfg.Genesis.Admission)
 		s.Reach = apiReach(n.host.Report())
@@ -58,13 +64,13 @@ func apiRows(rows []experts.LayerRows) []api.Rows {
 }
 
 // addPeers joins what the host and the dispatcher know of peers.
-func (n *Node) addPeers(s *api.Status) {
+func (n *Node) addPeers(s *api.Status, b *backbone) {
 	sessions := map[string]experts.PeerStatus{}
-	if n.dispatch != nil {
-		for _, p := range n.dispatch.Peers() {
+	if b != nil && b.dispatch != nil {
+		for _, p := range b.dispatch.Peers() {
 			sessions[p.ID] = p
 		}
-		s.Coverage = n.coverage(sessions)
+		s.Coverage = b.coverage(sessions)
 	}
 	for _, p := range n.host.Peers() {
 		s.Peers = append(s.Peers, apiPeer(p, sessions[p.ID.String()]))
@@ -105,10 +111,10 @@ func apiPeer(p p2p.PeerStatus, session experts.PeerStatus) api.Peer {
 }
 
 // coverage counts the replicas of every expert of every MoE layer.
-func (n *Node) coverage(sessions map[string]experts.PeerStatus) []api.Coverage {
+func (b *backbone) coverage(sessions map[string]experts.PeerStatus) []api.Coverage {
 	var out []api.Coverage
-	for _, layer := range n.file.ExpertLayers() {
-		replicas := make([]int, n.file.Experts())
+	for _, layer := range b.file.ExpertLayers() {
+		replicas := make([]int, b.file.Experts())
 		for _, p := range sessions {
 			for _, s := range p.Slices {
 				if p.Connected && s.FirstLayer <= layer && layer < s.EndLayer {
@@ -118,7 +124,7 @@ func (n *Node) coverage(sessions map[string]experts.PeerStatus) []api.Coverage {
 				}
 			}
 		}
-		if n.dispatch.own != nil {
+		if b.dispatch.own != nil {
 			for e := range replicas {
 				replicas[e]++
 			}

@@ -1,0 +1,321 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/libp2p/go-libp2p/core/peer"
+
+	"kvasird/experts"
+	"kvasird/ggml"
+	"kvasird/ggml/gguf"
+	"kvasird/ggml/store"
+	"kvasird/market"
+	"kvasird/node/engine"
+	"kvasird/node/gateway"
+)
+
+// sourcePause is the first pause before it is looked again for who has a model.
+const sourcePause = 250 * time.Millisecond
+
+// backbone is the model that this node runs for clients: all of it, or all but
+// the experts.
+type backbone struct {
+	file     *modelFile
+	dispatch *dispatchPart // nil: its experts are here
+	model    *ggml.Model
+	engine   *engine.Engine
+	tried    atomic.Bool // a canary went through every part once
+}
+
+// openBackbone loads the model, after a child process tried it, and answers for it.
+func (n *Node) openBackbone(ctx context.Context, file *modelFile) error {
+	remote, ownCopy, err := file.remoteExperts(n.cfg)
+	if err != nil {
+		return err
+	}
+	if err := file.probe(ctx, n.cfg, n.rt.Release(), remote); err != nil {
+		return err
+	}
+	b := &backbone{file: file}
+	cfg := ggml.ModelConfig{Path: file.path}
+	if remote {
+		if b.dispatch, err = openDispatch(n.rt, n.cfg, file, n.host, ownCopy, n.log); err != nil {
+			return err
+		}
+		n.onStop(b.dispatch.Close)
+		if n.exchange == nil {
+			n.host.Watch(b.dispatch)
+		}
+		cfg.Experts = b.dispatch.compute
+	}
+	if b.model, err = n.rt.LoadModel(cfg); err != nil {
+		return err
+	}
+	n.onStop(b.model.Close)
+	b.engine, err = engine.Open(engine.Config{
+		Model: b.model, Context: n.cfg.Model.Context / n.cfg.Model.Sequences, Sequences: n.cfg.Model.Sequences,
+		Threads: n.cfg.Threads, Logger: n.log,
+	})
+	if err != nil {
+		return err
+	}
+	n.onStop(b.engine.Close)
+	n.backbone.Store(b)
+	if n.exchange != nil {
+		n.exchange.changed() // which tells it who has the experts
+	}
+	return n.answers.set(n.served(b))
+}
+
+// served is the node's own model as the gateway sees it.
+func (n *Node) served(b *backbone) gateway.Model {
+	m := b.model
+	created := n.started
+	if info, err := os.Stat(b.file.path); err == nil {
+		created = info.ModTime()
+	}
+	return gateway.Model{
+		ID: b.file.name, Created: created, ChatTemplate: m.ChatTemplate(),
+		BOS: string(m.Piece(m.BOS(), true)), EOS: string(m.Piece(m.EOS(), true)),
+		VocabSize: m.VocabSize(), Engine: engineDoor{n, b},
+	}
+}
+
+// runBackbone keeps the model ready, after fetching what it needs of one that is
+// named by its id. Errors of that end the node.
+func (n *Node) runBackbone(ctx context.Context) error {
+	if n.backbone.Load() == nil {
+		file, err := n.fetchBackbone(ctx)
+		if err == nil {
+			n.setWaiting(fmt.Errorf("model %s is being loaded", file.name))
+			err = n.openBackbone(ctx, file)
+		}
+		if ctx.Err() != nil {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+	}
+	n.keepReady(ctx, n.backbone.Load())
+	return nil
+}
+
+// fetchBackbone brings what the backbone itself needs of a model of the network:
+// all but the experts, or all of a model that has none.
+func (n *Node) fetchBackbone(ctx context.Context) (*modelFile, error) {
+	id := *n.cfg.Model.ID
+	for {
+		m, g, err := n.weights.learn(ctx, id)
+		if err == nil {
+			err = n.exchange.know(id, g)
+		}
+		if err == nil {
+			n.setWaiting(fmt.Errorf("what the backbone needs of %s is being fetched", m.Name()))
+			err = n.weights.fetch(ctx, m, store.DenseSpans(g), "backbone of "+m.Name())
+			if err == nil {
+				return &modelFile{path: m.Path(0), name: m.Name(), Model: g, id: id}, nil
+			}
+			var full *gguf.DiskFullError
+			if !errors.As(err, &full) {
+				return nil, err
+			}
+		}
+		n.setWaiting(err)
+		if err := n.awaitSource(ctx, id); err != nil {
+			return nil, err
+		}
+	}
+}
+
+// awaitSource waits a while, or less when somebody who has something of a model is
+// connected by then. It asks the network who that is.
+func (n *Node) awaitSource(ctx context.Context, id gguf.ModelID) error {
+	limit, cancel := context.WithTimeout(ctx, seekEvery)
+	var seek sync.WaitGroup
+	defer seek.Wait()
+	defer cancel()
+	seek.Go(func() { n.exchange.seek(limit, id) })
+	for pause := sourcePause; ; pause = min(2*pause, fetchPause) {
+		select {
+		case <-time.After(pause):
+		case <-limit.Done():
+			return ctx.Err()
+		}
+		if len(n.weights.sources(id)) > 0 {
+			return nil
+		}
+	}
+}
+
+// setWaiting notes why there is no backbone yet.
+func (n *Node) setWaiting(why error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.waiting == nil || n.waiting.Error() != why.Error() {
+		n.log.Info("no model yet", "reason", why)
+	}
+	n.waiting = why
+}
+
+// keepReady sends canaries until one went through every part that serves, and
+// again when the engine is not ready any more or other workers are connected.
+func (n *Node) keepReady(ctx context.Context, b *backbone) {
+	tick := time.NewTicker(canaryPause)
+	defer tick.Stop()
+	said, tried := "", ""
+	for {
+		parts := b.connected()
+		if b.engine.Ready() != nil || tried != parts {
+			limit, cancel := context.WithTimeout(ctx, canaryDeadline)
+			err := n.canary(limit, b)
+			cancel()
+			switch {
+			case err == nil:
+				n.log.Info("ready: a canary token went through every part", "model", b.file.name)
+				said, tried = "", parts
+				b.tried.Store(true)
+			case ctx.Err() == nil && err.Error() != said:
+				said = err.Error()
+				n.log.Warn("not ready yet", "reason", said)
+			}
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// connected names the workers that are connected now.
+func (b *backbone) connected() string {
+	if b.dispatch == nil {
+		return "none"
+	}
+	names := "some:"
+	for _, p := range b.dispatch.Peers() {
+		if p.Connected {
+			names += " " + p.ID
+		}
+	}
+	return names
+}
+
+// canary sends a token through the model, unless one went through just now, and
+// a row through every worker. A worker that fails is not asked any more, so then a
+// token is sent again. Running answers are left alone where that is possible:
+// beside other tokens their sums round differently.
+func (n *Node) canary(ctx context.Context, b *backbone) error {
+	if b.engine.Ready() != nil {
+		if err := b.engine.Canary(ctx); err != nil {
+			return err
+		}
+	}
+	if b.dispatch == nil {
+		return nil
+	}
+	if err := b.dispatch.Canary(ctx); err != nil {
+		n.log.Warn("workers failed the canary", "error", err)
+		return b.engine.Canary(ctx)
+	}
+	return nil
+}
+
+// Ready is nil once a canary went through every part that serves.
+func (n *Node) Ready() error {
+	b := n.backbone.Load()
+	if b == nil {
+		return n.whyWaiting()
+	}
+	if err := b.engine.Ready(); err != nil {
+		return err
+	}
+	if !b.tried.Load() {
+		return errors.New("not every worker has been tried yet")
+	}
+	return nil
+}
+
+// whyWaiting says why there is no backbone yet, and how far a download of it is.
+func (n *Node) whyWaiting() error {
+	n.mu.Lock()
+	why := n.waiting
+	n.mu.Unlock()
+	if n.weights != nil {
+		for _, p := range n.weights.progress() {
+			why = fmt.Errorf("%w: %s", why, progressText(p))
+		}
+	}
+	return why
+}
+
+// heard tells the dispatcher who has which experts now.
+func (n *Node) heard() {
+	if b := n.backbone.Load(); b != nil && b.dispatch != nil {
+		b.dispatch.SetHolders(b.file.all(), n.holdersOf(b.file))
+	}
+}
+
+// direct has a session with a peer opened again, at once and over the better path;
+// what was asked over the old one is asked again.
+func (n *Node) direct(id peer.ID) {
+	if b := n.backbone.Load(); b != nil && b.dispatch != nil {
+		b.dispatch.RemovePeer(id.String())
+	}
+}
+
+// engineDoor lets clients use the engine.
+type engineDoor struct {
+	node *Node
+	*backbone
+}
+
+func (d engineDoor) Ready() error { return d.node.Ready() }
+
+func (d engineDoor) Tokenize(prompt string) ([]int32, error) { return d.engine.Tokenize(prompt) }
+
+func (d engineDoor) Start(ctx context.Context, req gateway.Request) (gateway.Stream, error) {
+	return startStream(ctx, d, req)
+}
+
+func (d engineDoor) generate(ctx context.Context, req engine.Request) (generation, error) {
+	g, err := d.engine.Start(ctx, req)
+	if err != nil {
+		return nil, err // not a nil *Generation in an interface
+	}
+	return g, nil
+}
+
+// holdersOf lists the ready peers that serve experts of a model: what they
+// announce, or all of it when only their hello says so yet.
+func (n *Node) holdersOf(file *modelFile) []experts.Holder {
+	announced := map[string][]experts.Slice{}
+	for _, h := range n.exchange.table.Holders(file.id, time.Now()) {
+		for _, hold := range h.News.Holdings {
+			if hold.State == market.Serving || hold.State == market.Leaving {
+				announced[h.Peer] = append(announced[h.Peer], wireSlice(hold.Slice))
+			}
+		}
+	}
+	var out []experts.Holder
+	for _, p := range n.host.Peers() {
+		if p.Peer == nil {
+			continue
+		}
+		h := experts.Holder{Peer: p.ID.String(), Slices: announced[p.ID.String()], RTT: p.RTT}
+		if len(h.Slices) == 0 && serves(p.Peer, file.id) {
+			h.Slices = []experts.Slice{file.all()}
+		}
+		if len(h.Slices) > 0 {
+			out = append(out, h)
+		}
+	}
+	return out
+}
