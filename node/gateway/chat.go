@@ -2,201 +2,233 @@ package gateway
 
 import (
 	"context"
-	"errors"
-	"fmt"
-	"io"
 	"net/http"
-	"strings"
-	"time"
 )
 
 // chat is POST /v1/chat/completions.
 func (g *Gateway) chat(w http.ResponseWriter, r *http.Request) {
-	select {
-	case g.requests <- struct{}{}:
-		defer func() { <-g.requests }()
-	default:
-		writeError(w, &apiError{status: http.StatusTooManyRequests, code: "too_many_requests", retryAfter: time.Second,
-			message: fmt.Sprintf("%d requests are running, which is the most at once", cap(g.requests))})
-		return
-	}
-	q, m, e := g.prepare(w, r)
-	if e != nil {
-		writeError(w, e)
-		return
-	}
-	ctx, cancel := context.WithCancel(r.Context())
-	defer cancel() // frees the engine's slot, whatever ended the answer
-	stream, err := m.Engine.Start(ctx, q.sampling)
-	if err != nil {
-		writeError(w, engineError(err))
-		return
-	}
-	a := &answer{
-		id: fmt.Sprintf("chatcmpl-%016x%016x", g.cfg.Random(), g.cfg.Random()), created: g.cfg.Now().Unix(), model: m.ID,
-		prompt: len(q.sampling.Prompt), stream: stream, filter: TextFilter{Stops: q.stops}, waits: g.waits,
-	}
-	if q.stream {
-		a.sendStream(ctx, w, q.includeUsage)
-	} else {
-		a.sendWhole(ctx, w)
-	}
-}
-
-// prepare reads and checks the request and renders its prompt. Few do it at
-// once, since a decoded body is many times its size.
-func (g *Gateway) prepare(w http.ResponseWriter, r *http.Request) (*chatRequest, *servedModel, *apiError) {
-	body, e := readBody(w, r, g.waits.body)
-	if e != nil {
-		return nil, nil, e
-	}
-	select {
-	case g.preparing <- struct{}{}:
-		defer func() { <-g.preparing }()
-	case <-r.Context().Done():
-		return nil, nil, &apiError{status: statusClientClosed, message: "client closed the request"}
-	}
-	q, e := parseChat(body)
-	if e != nil {
-		return nil, nil, e
-	}
-	m, e := g.model(q.model)
-	if e != nil {
-		return nil, nil, e
-	}
-	if q.sampling.Seed = uint32(g.cfg.Random()); q.seed != nil {
-		q.sampling.Seed = *q.seed
-	}
-	for id := range q.sampling.LogitBias {
-		if int(id) >= m.VocabSize {
-			return nil, nil, badParam("logit_bias", fmt.Sprintf("logit_bias: token %d is not in the model's vocabulary of %d", id, m.VocabSize))
+	g.answer(w, r, parseChat, "chatcmpl-", func(ctx context.Context, q *ready, all []*generation) {
+		a := &chatAnswer{q: q}
+		if q.stream {
+			streamTo(ctx, w, r, all, g.waits, func(out *eventWriter) sink { return &chatStream{chatAnswer: a, out: out} })
+			return
 		}
-	}
-	text, e := m.prompt(r.Context(), g.cfg.Now(), q)
-	if e != nil {
-		return nil, nil, e
-	}
-	tokens, err := m.Engine.Tokenize(text)
-	if err != nil {
-		return nil, nil, badParam("messages", "the prompt cannot be tokenized: "+err.Error())
-	}
-	if len(tokens) == 0 {
-		return nil, nil, badParam("messages", "messages: the prompt is empty")
-	}
-	q.sampling.Prompt = tokens
-	return q, m, nil
-}
-
-// readBody reads the body within its limits of size and time.
-func readBody(w http.ResponseWriter, r *http.Request, limit time.Duration) ([]byte, *apiError) {
-	if enc := r.Header.Get("Content-Encoding"); enc != "" && lower(enc) != "identity" {
-		return nil, &apiError{status: http.StatusUnsupportedMediaType, code: "unsupported_encoding",
-			message: fmt.Sprintf("Content-Encoding %q is not supported; send the body as it is", clip(enc))}
-	}
-	rc := http.NewResponseController(w)
-	// A recorder in a test has no deadlines; a connection always has.
-	_ = rc.SetReadDeadline(time.Now().Add(limit))
-	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody))
-	if err == nil { // else what is left of the body must not be waited for
-		_ = rc.SetReadDeadline(time.Time{})
-	}
-	var large *http.MaxBytesError
-	switch {
-	case errors.As(err, &large):
-		return nil, &apiError{status: http.StatusRequestEntityTooLarge, code: "body_too_large",
-			message: fmt.Sprintf("the body is larger than %d bytes", maxBody)}
-	case err != nil:
-		w.Header().Set("Connection", "close")
-		return nil, &apiError{status: http.StatusRequestTimeout, code: "body_not_read",
-			message: fmt.Sprintf("the body did not arrive within %v: %v", limit, err)}
-	}
-	return body, nil
-}
-
-// answer is one running completion and its shape on the wire.
-type answer struct {
-	id      string
-	created int64
-	model   string
-	prompt  int // tokens
-	tokens  int // of the answer, up to where it was cut
-	stream  Stream
-	filter  TextFilter
-	waits   waits
-}
-
-// next waits for text that can go out. finish is set with the last of it.
-func (a *answer) next(ctx context.Context) (text, finish string, err error) {
-	piece, err := a.stream.Next(ctx)
-	if errors.Is(err, io.EOF) {
-		text, finish = a.filter.End(), a.stream.Finish()
-	} else if err != nil {
-		return "", "", err
-	} else {
-		a.tokens++
-		text = a.filter.Add(piece)
-	}
-	if a.filter.Stopped() {
-		finish = "stop"
-	}
-	return text, finish, nil
+		whole, e := a.whole(ctx, all)
+		if e != nil {
+			writeError(w, r, e)
+			return
+		}
+		g.writeAnswer(w, whole)
+	})
 }
 
 type usage struct {
 	Prompt     int `json:"prompt_tokens"`
 	Completion int `json:"completion_tokens"`
 	Total      int `json:"total_tokens"`
+
+	PromptDetails     promptDetails     `json:"prompt_tokens_details"`
+	CompletionDetails completionDetails `json:"completion_tokens_details"`
 }
 
-func (a *answer) usage() *usage {
-	return &usage{a.prompt, a.tokens, a.prompt + a.tokens}
+type promptDetails struct {
+	Cached int `json:"cached_tokens"`
 }
 
-// message is a whole message or a delta of one.
-type message struct {
-	Role    string  `json:"role,omitempty"`
-	Content *string `json:"content,omitempty"`
+type completionDetails struct {
+	Reasoning int `json:"reasoning_tokens"`
 }
 
-type choice struct {
-	Index    int      `json:"index"`
-	Message  *message `json:"message,omitempty"`
-	Delta    *message `json:"delta,omitempty"`
-	Logprobs any      `json:"logprobs"`
-	Finish   *string  `json:"finish_reason"`
+// usageOf sums answers to one prompt.
+func usageOf(all []*generation) *usage {
+	u := &usage{Prompt: all[0].prompt}
+	for _, a := range all {
+		u.Completion += a.tokens
+		u.CompletionDetails.Reasoning += a.reasoning
+	}
+	u.PromptDetails.Cached = all[0].cached()
+	u.Total = u.Prompt + u.Completion
+	return u
+}
+
+// chatMessage is a whole message.
+type chatMessage struct {
+	Role      string     `json:"role"`
+	Content   *string    `json:"content"`
+	Refusal   *string    `json:"refusal"`
+	Reasoning string     `json:"reasoning_content,omitempty"`
+	Calls     []chatCall `json:"tool_calls,omitempty"`
+}
+
+// chatDelta is a part of a message.
+type chatDelta struct {
+	Role      string     `json:"role,omitempty"`
+	Content   *string    `json:"content,omitempty"`
+	Reasoning string     `json:"reasoning_content,omitempty"`
+	Calls     []chatCall `json:"tool_calls,omitempty"`
+}
+
+// chatCall is a call or a part of one: only the first has id, type and name.
+type chatCall struct {
+	Index    *int         `json:"index,omitempty"` // in streams
+	ID       string       `json:"id,omitempty"`
+	Type     string       `json:"type,omitempty"`
+	Function chatFunction `json:"function"`
+}
+
+type chatFunction struct {
+	Name      string `json:"name,omitempty"`
+	Arguments string `json:"arguments"`
+}
+
+// chatProb is a token of logprobs or one of its alternatives.
+type chatProb struct {
+	Token   string  `json:"token"`
+	Logprob float32 `json:"logprob"`
+	Bytes   []int   `json:"bytes"`
+}
+
+type chatProbTop struct {
+	chatProb
+	Top []chatProb `json:"top_logprobs"`
+}
+
+type chatChoice struct {
+	Index    int          `json:"index"`
+	Message  *chatMessage `json:"message,omitempty"`
+	Delta    *chatDelta   `json:"delta,omitempty"`
+	Logprobs any          `json:"logprobs"`
+	Finish   *string      `json:"finish_reason"`
 }
 
 // completion is chat.completion and chat.completion.chunk.
 type completion struct {
-	ID      string   `json:"id"`
-	Object  string   `json:"object"`
-	Created int64    `json:"created"`
-	Model   string   `json:"model"`
-	Choices []choice `json:"choices"`
-	Usage   *usage   `json:"usage,omitempty"`
+	ID      string       `json:"id"`
+	Object  string       `json:"object"`
+	Created int64        `json:"created"`
+	Model   string       `json:"model"`
+	Choices []chatChoice `json:"choices"`
+	Usage   *usage       `json:"usage,omitempty"`
 }
 
-func (a *answer) completion(object string, choices ...choice) completion {
-	return completion{ID: a.id, Object: object, Created: a.created, Model: a.model, Choices: choices}
+// chunkWithUsage is a chunk whose usage is always written, null until the end.
+type chunkWithUsage struct {
+	completion
+	Usage *usage `json:"usage"`
 }
 
-func (a *answer) sendWhole(ctx context.Context, w http.ResponseWriter) {
-	var b strings.Builder
-	for {
-		text, finish, err := a.next(ctx)
-		if err != nil {
-			writeError(w, engineError(err))
-			return
+// chatAnswer is the shape of an answer.
+type chatAnswer struct{ q *ready }
+
+func (a *chatAnswer) completion(object string, choices ...chatChoice) completion {
+	return completion{ID: a.q.id, Object: object, Created: a.q.created, Model: a.q.m.ID, Choices: choices}
+}
+
+func (a *chatAnswer) whole(ctx context.Context, all []*generation) (*completion, *apiError) {
+	c := a.completion("chat.completion")
+	for i, gen := range all {
+		got, e := gen.whole(ctx)
+		if e != nil {
+			return nil, e
 		}
-		b.WriteString(text)
-		if finish == "" {
-			continue
+		text, probs := got.joined(pieceText)
+		m := &chatMessage{Role: roleAssistant, Content: &text}
+		m.Reasoning, _ = got.joined(pieceReasoning)
+		for _, b := range got {
+			if b.kind == pieceCall {
+				m.Calls = append(m.Calls, chatCall{ID: b.id, Type: "function", Function: chatFunction{b.name, b.text}})
+			}
 		}
-		whole := b.String()
-		c := a.completion("chat.completion", choice{Message: &message{Role: "assistant", Content: &whole}, Finish: &finish})
-		c.Usage = a.usage()
-		_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(a.waits.write))
-		writeJSON(w, http.StatusOK, c)
+		if text == "" && len(m.Calls) > 0 {
+			m.Content = nil
+		}
+		c.Choices = append(c.Choices, chatChoice{Index: i, Message: m, Finish: &gen.finish, Logprobs: a.probs(append(probs, gen.rest()...), true)})
+	}
+	c.Usage = usageOf(all)
+	return &c, nil
+}
+
+// probs is the logprobs of some tokens: null where none were asked for.
+func (a *chatAnswer) probs(list []tokenChoice, always bool) any {
+	if !a.q.extra.Logprobs || len(list) == 0 && !always {
+		return nil
+	}
+	return map[string]any{"content": chatProbsOf(list, a.q.extra.Top), "refusal": nil}
+}
+
+func chatProbsOf(list []tokenChoice, n int) []chatProbTop {
+	content := []chatProbTop{}
+	for _, t := range list {
+		c := chatProbTop{chatProb: shownProb(t.chosen), Top: []chatProb{}}
+		for _, p := range t.top[:min(n, len(t.top))] {
+			c.Top = append(c.Top, shownProb(p))
+		}
+		content = append(content, c)
+	}
+	return content
+}
+
+func shownProb(p TokenProb) chatProb {
+	c := chatProb{Token: string([]rune(string(p.Bytes))), Logprob: p.Logprob, Bytes: make([]int, len(p.Bytes))}
+	for i, b := range p.Bytes {
+		c.Bytes[i] = int(b)
+	}
+	return c
+}
+
+// chatStream writes chunks.
+type chatStream struct {
+	*chatAnswer
+	out *eventWriter
+}
+
+func (s *chatStream) send(u *usage, choices ...chatChoice) {
+	c := s.completion("chat.completion.chunk", choices...)
+	if s.q.includeUsage {
+		s.out.data(chunkWithUsage{c, u})
+	} else {
+		s.out.data(c)
+	}
+}
+
+func (s *chatStream) begin(all []*generation) {
+	empty := ""
+	for i := range all {
+		s.send(nil, chatChoice{Index: i, Delta: &chatDelta{Role: roleAssistant, Content: &empty}})
+	}
+}
+
+func (s *chatStream) piece(i int, p piece) {
+	d := &chatDelta{}
+	switch p.kind {
+	case pieceText:
+		d.Content = &p.text
+	case pieceReasoning:
+		d.Reasoning = p.text
+	case pieceCall:
+		d.Calls = []chatCall{{Index: &p.call, ID: p.id, Type: "function", Function: chatFunction{Name: p.name}}}
+	case pieceArgs:
+		d.Calls = []chatCall{{Index: &p.call, Function: chatFunction{Arguments: p.text}}}
+	case pieceEnd:
 		return
 	}
+	s.send(nil, chatChoice{Index: i, Delta: d, Logprobs: s.probs(p.probs, false)})
+}
+
+func (s *chatStream) ping() { s.out.comment() }
+
+func (s *chatStream) end(i int, a *generation) {
+	s.send(nil, chatChoice{Index: i, Delta: &chatDelta{}, Finish: &a.finish, Logprobs: s.probs(a.rest(), false)})
+}
+
+func (s *chatStream) finish(all []*generation) {
+	if s.q.includeUsage {
+		s.send(usageOf(all), []chatChoice{}...)
+	}
+	s.out.done()
+}
+
+func (s *chatStream) fail(e *apiError) {
+	s.out.data(e.openAI())
+	s.out.done()
 }

@@ -115,7 +115,7 @@ func TestAnswer(t *testing.T) {
 				t.Errorf("whole: %+v, want %q %q", whole, tt.want, tt.wantFinish)
 			}
 			prompt := len("<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n")
-			wantUsage := usage{prompt, tt.wantTokens, prompt + tt.wantTokens}
+			wantUsage := usage{Prompt: prompt, Completion: tt.wantTokens, Total: prompt + tt.wantTokens}
 			if whole.Usage != wantUsage {
 				t.Errorf("usage %+v, want %+v", whole.Usage, wantUsage)
 			}
@@ -191,8 +191,8 @@ func TestPrompt(t *testing.T) {
 		{"text", `[{"role":"user","content":"a\nb"}]`, "<|im_start|>user\na\nb<|im_end|>\n"},
 		{"parts", `[{"role":"user","content":[{"type":"text","text":"a"},{"type":"text","text":"\nb"}]}]`, "<|im_start|>user\na\nb<|im_end|>\n"},
 		{"developer", `[{"content":"s","role":"developer"}]`, "<|im_start|>system\ns<|im_end|>\n"},
-		{"assistant without content", `[{"role":"assistant","content":null}]`, "<|im_start|>assistant\n<|im_end|>\n"},
-		{"assistant with no content key", `[{"role":"assistant","tool_calls":[]}]`, "<|im_start|>assistant\n<|im_end|>\n"},
+		{"assistant without content", `[{"role":"assistant","content":null},{"role":"user","content":"a"}]`, "<|im_start|>assistant\n<|im_end|>\n<|im_start|>user\na<|im_end|>\n"},
+		{"assistant with no content key", `[{"role":"assistant","tool_calls":[]},{"role":"user","content":"a"}]`, "<|im_start|>assistant\n<|im_end|>\n<|im_start|>user\na<|im_end|>\n"},
 		{"not escaped", `[{"role":"user","content":"<b> & '\"é😀"}]`, "<|im_start|>user\n<b> & '\"é😀<|im_end|>\n"},
 	}
 	for _, tt := range tests {
@@ -279,7 +279,7 @@ func TestDisconnect(t *testing.T) {
 // comments that are no events.
 func TestKeepAlive(t *testing.T) {
 	e := &scriptEngine{pieces: []string{"a"}, delay: 300 * time.Millisecond}
-	url, _ := serve(t, e, func(g *Gateway) { g.waits.header, g.waits.ping = time.Millisecond, 400*time.Millisecond })
+	url, _ := serve(t, e, func(g *Gateway) { g.waits.header, g.waits.ping = time.Millisecond, 100*time.Millisecond })
 	resp, err := http.Post(url+"/v1/chat/completions", "application/json", strings.NewReader(chatBody(`"stream":true`)))
 	if err != nil {
 		t.Fatal(err)

@@ -83,12 +83,17 @@ type scriptStream struct {
 	e   *scriptEngine
 	ctx context.Context
 	n   int
+	due <-chan time.Time // of the next piece
 }
 
 func (s *scriptStream) Next(ctx context.Context) ([]byte, error) {
 	if s.e.delay > 0 {
+		if s.due == nil {
+			s.due = time.After(s.e.delay)
+		}
 		select {
-		case <-time.After(s.e.delay):
+		case <-s.due:
+			s.due = nil
 		case <-ctx.Done():
 			return nil, ctx.Err()
 		}
@@ -234,3 +239,7 @@ func TestShippedTemplate(t *testing.T) {
 		t.Error("the shipped model's chat template is not the one that is tested here")
 	}
 }
+
+// weatherTool is a field of a request in OpenAI's chat API.
+const weatherTool = `"tools":[{"type":"function","function":{"name":"get_weather","description":"of a <city>","parameters":{"type":"object",` +
+	`"properties":{"unit":{"type":"string"},"city":{"type":"string"}},"required":["city"],"additionalProperties":false}}}]`

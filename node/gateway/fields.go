@@ -3,6 +3,7 @@ package gateway
 import (
 	"fmt"
 	"math"
+	"strings"
 
 	"kvasird/node/gateway/jinja"
 )
@@ -10,13 +11,26 @@ import (
 // fields reads a request's JSON object. The first error sticks and names the
 // field; after it every getter returns its default. null counts as absent.
 type fields struct {
-	d   *jinja.Dict
-	err *apiError
+	d     *jinja.Dict
+	path  string     // of d, with a dot, for errors
+	first *firstFail // shared by the fields of one request
 }
 
-func (f *fields) fail(param, format string, args ...any) {
-	if f.err == nil {
-		f.err = badParam(param, fmt.Sprintf("%s: %s", param, fmt.Sprintf(format, args...)))
+type firstFail struct{ err *apiError }
+
+func newFields(d *jinja.Dict) *fields { return &fields{d: d, first: &firstFail{}} }
+
+// in is the fields of an object within.
+func (f *fields) in(d *jinja.Dict, name string) *fields {
+	return &fields{d: d, path: f.path + name + ".", first: f.first}
+}
+
+func (f *fields) err() *apiError { return f.first.err }
+
+func (f *fields) fail(name, format string, args ...any) {
+	if f.first.err == nil {
+		param := f.path + name
+		f.first.err = badParam(param, fmt.Sprintf("%s: %s", param, fmt.Sprintf(format, args...)))
 	}
 }
 
@@ -88,8 +102,8 @@ func (f *fields) whole(name string, lo, hi int64) (int64, bool) {
 	return n, true
 }
 
-// object is a nested object's fields; false when absent.
-func (f *fields) object(name string) (*jinja.Dict, bool) {
+// object is the fields of an object within; false when absent.
+func (f *fields) object(name string) (*fields, bool) {
 	v, ok := f.get(name)
 	if !ok {
 		return nil, false
@@ -97,8 +111,65 @@ func (f *fields) object(name string) (*jinja.Dict, bool) {
 	d, ok := v.(*jinja.Dict)
 	if !ok {
 		f.fail(name, "must be an object, not %s", kindOf(v))
+		return nil, false
 	}
-	return d, ok
+	return f.in(d, name), true
+}
+
+// each calls fn for the objects of a list, which may be absent.
+func (f *fields) each(name string, limit int, fn func(item *fields)) {
+	v, ok := f.get(name)
+	if !ok {
+		return
+	}
+	l, ok := v.(*jinja.List)
+	if !ok {
+		f.fail(name, "must be an array, not %s", kindOf(v))
+		return
+	}
+	if len(l.Items) > limit {
+		f.fail(name, "has %d items, at most %d are taken", len(l.Items), limit)
+		return
+	}
+	for i, v := range l.Items {
+		at := fmt.Sprintf("%s[%d]", name, i)
+		d, ok := v.(*jinja.Dict)
+		if !ok {
+			f.fail(at, "must be an object, not %s", kindOf(v))
+		}
+		if f.err() != nil {
+			return
+		}
+		fn(f.in(d, at))
+	}
+}
+
+// arguments decodes a call's arguments as clients send them back: a text of JSON.
+func (f *fields) arguments(name string) *jinja.Dict {
+	v, _ := f.get(name)
+	switch v := v.(type) {
+	case nil:
+	case *jinja.Dict:
+		return v
+	case string:
+		if strings.TrimSpace(v) == "" {
+			break
+		}
+		decoded, err := jinja.DecodeJSON([]byte(v))
+		if err != nil {
+			f.fail(name, "is not the JSON of a call's arguments: %v", err)
+			break
+		}
+		if d, ok := decoded.(*jinja.Dict); ok {
+			return d
+		}
+		if decoded != nil {
+			f.fail(name, "must be the JSON of an object, not of %s", kindOf(decoded))
+		}
+	default:
+		f.fail(name, "must be a string with JSON, not %s", kindOf(v))
+	}
+	return jinja.NewDict()
 }
 
 func asFloat(v any) (float64, bool) {

@@ -1,17 +1,22 @@
-// Package gateway is the HTTP door for people's programs: the OpenAI API over
-// any Engine. It checks and bounds what clients send, renders the model's own
-// chat template (node/gateway/jinja), cuts the answer at stop strings, streams
-// it as whole UTF-8, and reports every failure in OpenAI's error shape.
+// Package gateway is the HTTP door for people's programs: the APIs of OpenAI
+// (chat completions, completions, responses, embeddings) and of Anthropic
+// (messages) over any Engine. It checks and bounds what clients send, decodes
+// all of it into one form of a conversation, renders the model's own chat
+// template (node/gateway/jinja), reads reasoning and tool calls out of the
+// answer (node/gateway/toolcall), holds it to a form (node/gateway/grammar),
+// cuts it at stop strings, and sends it as whole UTF-8, in the shape of the API
+// that was asked, errors too.
 //
-// It knows no model, peer or library: tokens and generation are the Engine's.
-// It has no accounts and no CORS. What guards it is where it listens (loopback
-// by default) and that it refuses foreign Host and Origin headers, so that a web
-// page cannot reach it by DNS rebinding.
+// It knows no model, peer or library: tokens and generation are the Engine's,
+// keys and their limits are behind Keys, stored responses behind Store. It
+// refuses foreign Host and Origin headers, so that a web page cannot reach it by
+// DNS rebinding.
 //
 // Invariants: the deltas of a stream, joined, are the answer that the same
-// request gets unstreamed; a stream never ends silently: it ends with a
-// finish_reason and [DONE], or with an error event; a client that goes away ends
-// its generation.
+// request gets unstreamed; a stream never ends silently: it ends with the API's
+// last event, or with an error event; a client that goes away ends its
+// generation; what a field asks for is done, or refused by the field's name, or
+// documented as ignored.
 //
 // A Gateway is safe for concurrent use; every request runs in net/http's
 // goroutine and starts no other.
@@ -26,10 +31,12 @@ import (
 	"net"
 	"net/http"
 	"slices"
+	"strings"
 	"sync/atomic"
 	"time"
 
 	"kvasird/node/gateway/jinja"
+	"kvasird/node/gateway/toolcall"
 )
 
 // DefaultAddr is where a gateway listens when nothing else is asked for.
@@ -37,7 +44,6 @@ const DefaultAddr = "127.0.0.1:19000"
 
 // Limits on what a client may send and how long it may take.
 const (
-	maxBody       = 4 << 20 // bytes of a request body
 	maxHeader     = 32 << 10
 	headerTimeout = 10 * time.Second
 	idleTimeout   = 2 * time.Minute
@@ -57,51 +63,10 @@ type waits struct {
 
 var defaultWaits = waits{body: 30 * time.Second, write: 30 * time.Second, header: 800 * time.Millisecond, ping: 10 * time.Second}
 
-// Engine generates tokens for one model. It is safe for concurrent use.
-//
-// Errors that have one of these methods are the client's to act on: RetryAfter()
-// time.Duration, the queue is full (429); ContextLength() (prompt, limit int),
-// the prompt does not fit (400). Every other error is a 503 whose reason is the
-// error's text.
-type Engine interface {
-	// Ready is nil once a token went through every part that serves the
-	// model, else it says what is missing.
-	Ready() error
-	// Tokenize splits a rendered prompt, special tokens included.
-	Tokenize(prompt string) ([]int32, error)
-	// Start queues a request. The end of ctx ends it and frees what it holds.
-	Start(ctx context.Context, req Request) (Stream, error)
-}
-
-// Stream is a running generation, read by one goroutine.
-type Stream interface {
-	// Next waits for the next token, the end token included, and returns its
-	// bytes, which may be part of a rune or none and are the caller's. io.EOF
-	// ends a complete answer. When ctx ends first, its error is returned and
-	// Next may be called again. The engine may be ahead of what was read.
-	Next(ctx context.Context) ([]byte, error)
-	// Finish says why the answer is complete: "stop" or "length".
-	Finish() string
-}
-
-// Request is one generation.
-type Request struct {
-	Prompt           []int32
-	MaxTokens        int     // 0: as many as fit the context; more than fit are clipped
-	Temperature      float32 // 0: greedy
-	TopK             int     // 0: off
-	TopP             float32 // 1: off
-	MinP             float32 // 0: off
-	Seed             uint32
-	RepeatPenalty    float32 // 1: off
-	FrequencyPenalty float32
-	PresencePenalty  float32
-	LogitBias        map[int32]float32
-}
-
 // Model is a model that is served.
 type Model struct {
-	ID           string // as clients name it
+	ID           string   // as clients name it
+	Aliases      []string // other names; one may end in *
 	Created      time.Time
 	ChatTemplate string // from the model's own metadata
 	BOS, EOS     string // text of these tokens, for the template
@@ -114,9 +79,14 @@ type Config struct {
 	Models []Model                 // none: every model is unknown here
 	Routes map[string]http.Handler // further routes, by http.ServeMux pattern, under the same guard
 	Hosts  []string                // names, beside loopback, by which clients may call it
-	Logger *slog.Logger
-	Now    func() time.Time // nil: the clock
-	Random func() uint64    // nil: of the process; for ids and seeds
+	// Origins are the web origins whose pages may use the gateway (CORS), as
+	// scheme://host:port, or "*" for all. None by default.
+	Origins []string
+	Keys    Keys  // nil: no key is asked for
+	Store   Store // of responses; nil: some of the last hour, in memory
+	Logger  *slog.Logger
+	Now     func() time.Time // nil: the clock
+	Random  func() uint64    // nil: of the process; for ids and seeds
 }
 
 func (c *Config) fillDefaults() {
@@ -129,13 +99,18 @@ func (c *Config) fillDefaults() {
 	if c.Random == nil {
 		c.Random = rand.Uint64
 	}
+	if c.Store == nil {
+		c.Store = newMemory(c.Now)
+	}
 }
 
 // servedModel is a Model with its parsed template, or why there is none.
 type servedModel struct {
 	Model
-	template    *jinja.Template
+	template    chatTemplate
 	templateErr error
+	family      toolcall.Family
+	knowsTools  bool // the template writes tools in the syntax of family
 }
 
 // Gateway serves HTTP.
@@ -145,6 +120,8 @@ type Gateway struct {
 	hosts     map[string]bool
 	requests  chan struct{} // held by each chat request
 	preparing chan struct{} // held while a body is decoded and rendered
+	large     chan struct{} // held with a large body
+	origins   map[string]bool
 	mux       *http.ServeMux
 	waits     waits
 }
@@ -155,11 +132,14 @@ func New(cfg Config) (*Gateway, error) {
 	cfg.fillDefaults()
 	g := &Gateway{
 		cfg: cfg, hosts: map[string]bool{}, mux: http.NewServeMux(),
-		requests: make(chan struct{}, maxRequests), preparing: make(chan struct{}, maxPreparing),
-		waits: defaultWaits,
+		requests: make(chan struct{}, maxRequests), preparing: make(chan struct{}, maxPreparing), large: make(chan struct{}, maxLarge),
+		origins: map[string]bool{}, waits: defaultWaits,
 	}
 	for _, h := range cfg.Hosts {
 		g.hosts[lower(h)] = true
+	}
+	for _, o := range cfg.Origins {
+		g.origins[lower(o)] = true
 	}
 	g.models.Store(&[]*servedModel{})
 	if err := g.SetModels(cfg.Models); err != nil {
@@ -189,10 +169,13 @@ func (g *Gateway) served(m Model) *servedModel {
 	for _, old := range *g.models.Load() {
 		if old.ID == m.ID && old.ChatTemplate == m.ChatTemplate {
 			s.template, s.templateErr = old.template, old.templateErr
+			s.family, s.knowsTools = old.family, old.knowsTools
 			return s
 		}
 	}
-	s.template, s.templateErr = jinja.Parse(m.ChatTemplate)
+	s.template.Template, s.templateErr = jinja.Parse(m.ChatTemplate)
+	s.family = toolcall.Detect(m.ChatTemplate)
+	s.knowsTools = s.family != toolcall.None && strings.Contains(m.ChatTemplate, "tools")
 	if m.ChatTemplate == "" {
 		s.templateErr = errors.New("it has none")
 	}
@@ -205,15 +188,27 @@ func (g *Gateway) served(m Model) *servedModel {
 func (g *Gateway) routes() {
 	g.mux.HandleFunc("/healthz", only(http.MethodGet, g.healthz))
 	g.mux.HandleFunc("/readyz", only(http.MethodGet, g.readyz))
+	g.mux.HandleFunc("HEAD /{$}", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusOK) }) // a client's probe
 	g.mux.HandleFunc("/v1/models", only(http.MethodGet, g.listModels))
 	g.mux.HandleFunc("/v1/models/{id...}", only(http.MethodGet, g.getModel))
 	g.mux.HandleFunc("/v1/chat/completions", only(http.MethodPost, g.chat))
+	g.mux.HandleFunc("/v1/completions", only(http.MethodPost, g.completions))
+	g.mux.HandleFunc("/v1/embeddings", only(http.MethodPost, g.embeddings))
+	g.mux.HandleFunc("/v1/responses", only(http.MethodPost, g.responses))
+	g.mux.HandleFunc("/v1/responses/{id}", g.storedResponse)
+	g.mux.HandleFunc("/anthropic/v1/models", only(http.MethodGet, g.listModels))
+	g.mux.HandleFunc("/anthropic/v1/models/{id...}", only(http.MethodGet, g.getModel))
+	for _, prefix := range []string{"/v1", "/anthropic/v1"} {
+		g.mux.HandleFunc(prefix+"/messages", only(http.MethodPost, g.messages))
+		g.mux.HandleFunc(prefix+"/messages/count_tokens", only(http.MethodPost, g.countTokens))
+	}
 	for pattern, h := range g.cfg.Routes {
 		g.mux.Handle(pattern, h)
 	}
 	g.mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
-		writeError(w, &apiError{status: http.StatusNotFound, code: "unknown_url",
-			message: fmt.Sprintf("no route %s %s; there are /v1/models, /v1/chat/completions, /healthz and /readyz", r.Method, clip(r.URL.Path))})
+		writeError(w, r, &apiError{status: http.StatusNotFound, code: "unknown_url",
+			message: fmt.Sprintf("no route %s %s; there are /v1/models, /v1/chat/completions, /v1/completions, /v1/responses, /v1/embeddings, "+
+				"/anthropic/v1/messages, /healthz and /readyz", r.Method, clip(r.URL.Path))})
 	})
 }
 
@@ -221,13 +216,17 @@ func (g *Gateway) routes() {
 func only(method string, h http.HandlerFunc) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		if r.Method != method && (method != http.MethodGet || r.Method != http.MethodHead) {
-			w.Header().Set("Allow", method)
-			writeError(w, &apiError{status: http.StatusMethodNotAllowed, code: "method_not_allowed",
-				message: fmt.Sprintf("%s takes %s, not %s", clip(r.URL.Path), method, clip(r.Method))})
+			wrongMethod(w, r, method)
 			return
 		}
 		h(w, r)
 	}
+}
+
+func wrongMethod(w http.ResponseWriter, r *http.Request, allowed string) {
+	w.Header().Set("Allow", allowed)
+	writeError(w, r, &apiError{status: http.StatusMethodNotAllowed, code: "method_not_allowed",
+		message: fmt.Sprintf("%s takes %s, not %s", clip(r.URL.Path), allowed, clip(r.Method))})
 }
 
 // Handler is the gateway without a listener.

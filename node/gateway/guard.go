@@ -2,6 +2,7 @@ package gateway
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"net/http"
@@ -11,19 +12,113 @@ import (
 	"time"
 )
 
-// guard refuses foreign Host and Origin headers, and logs each request with its
-// status.
+// guard refuses foreign Host and Origin headers and unknown keys, answers what
+// browsers ask beforehand, and logs each request with its status.
 func (g *Gateway) guard(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		start := g.cfg.Now()
 		sw := &statusWriter{ResponseWriter: w}
 		defer func() { g.log(sw, r, g.cfg.Now().Sub(start)) }()
+		id := g.newID("req_")
+		sw.Header().Set("Request-Id", id)
+		sw.Header().Set("X-Request-Id", id)
 		if e := g.foreign(r); e != nil {
-			writeError(sw, e)
+			writeError(sw, r, e)
 			return
 		}
-		next.ServeHTTP(sw, r)
+		if g.cors(sw, r) {
+			return
+		}
+		g.admit(sw, r, next)
 	})
+}
+
+// cors lets pages of listed origins read answers. It reports true when the
+// request was only a browser's question, which is answered.
+func (g *Gateway) cors(w http.ResponseWriter, r *http.Request) bool {
+	origin := r.Header.Get("Origin")
+	named := g.origins[lower(origin)]
+	if origin == "" || !named && !g.origins["*"] {
+		return false
+	}
+	h := w.Header()
+	h.Set("Access-Control-Allow-Origin", origin)
+	h.Add("Vary", "Origin")
+	h.Set("Access-Control-Expose-Headers", "Request-Id, X-Request-Id, Retry-After")
+	if r.Method != http.MethodOptions || r.Header.Get("Access-Control-Request-Method") == "" {
+		return false
+	}
+	h.Set("Access-Control-Allow-Methods", "GET, POST, DELETE, OPTIONS")
+	if asked := r.Header.Get("Access-Control-Request-Headers"); asked != "" {
+		h.Set("Access-Control-Allow-Headers", asked)
+	}
+	if named && r.Header.Get("Access-Control-Request-Private-Network") == "true" {
+		h.Set("Access-Control-Allow-Private-Network", "true")
+	}
+	h.Set("Access-Control-Max-Age", "600")
+	w.WriteHeader(http.StatusNoContent)
+	return true
+}
+
+// account is what a request may and did use.
+type account struct {
+	owner  string
+	tokens int
+}
+
+type accountKey struct{}
+
+// countTokens adds to what the request used.
+func countTokens(r *http.Request, n int) {
+	if a, ok := r.Context().Value(accountKey{}).(*account); ok {
+		a.tokens += n
+	}
+}
+
+// owner is the name of the request's key, "" where none is asked for.
+func owner(r *http.Request) string {
+	if a, ok := r.Context().Value(accountKey{}).(*account); ok {
+		return a.owner
+	}
+	return ""
+}
+
+// admit checks the request's key, where keys are asked for.
+func (g *Gateway) admit(w http.ResponseWriter, r *http.Request, next http.Handler) {
+	probe := r.URL.Path == "/healthz" || r.URL.Path == "/readyz" || r.Method == http.MethodHead && r.URL.Path == "/"
+	if g.cfg.Keys == nil || probe {
+		next.ServeHTTP(w, r)
+		return
+	}
+	grant, err := g.cfg.Keys.Admit(sentKey(r))
+	if err != nil {
+		writeError(w, r, keyError(err))
+		return
+	}
+	a := &account{owner: grant.Owner}
+	defer func() { grant.Done(a.tokens) }()
+	next.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), accountKey{}, a)))
+}
+
+// sentKey is the key of a request, in either of the headers that clients use.
+func sentKey(r *http.Request) string {
+	scheme, token, _ := strings.Cut(r.Header.Get("Authorization"), " ")
+	if strings.EqualFold(scheme, "Bearer") && strings.TrimSpace(token) != "" {
+		return strings.TrimSpace(token)
+	}
+	return r.Header.Get("X-Api-Key")
+}
+
+func keyError(err error) *apiError {
+	var key *KeyError
+	if errors.As(err, &key) {
+		return &apiError{status: http.StatusUnauthorized, code: "invalid_api_key", message: err.Error()}
+	}
+	e := engineError(err)
+	if e.status == http.StatusTooManyRequests { // this client's doing, not the node's
+		e.busy, e.code = false, "rate_limit_exceeded"
+	}
+	return e
 }
 
 func (g *Gateway) log(w *statusWriter, r *http.Request, took time.Duration) {
@@ -45,6 +140,9 @@ func (g *Gateway) foreign(r *http.Request) *apiError {
 			"the Host header %q is not a name of this gateway; use a loopback address or list the name in its configuration", clip(r.Host))}
 	}
 	for _, origin := range r.Header.Values("Origin") {
+		if g.origins[lower(origin)] || g.origins["*"] {
+			continue
+		}
 		u, err := url.Parse(origin)
 		if err != nil || u.Host == "" || !g.allowed(r.Context(), u.Host) {
 			return &apiError{status: http.StatusForbidden, code: "foreign_origin", message: fmt.Sprintf(

@@ -3,6 +3,9 @@ package gateway
 import (
 	"fmt"
 	"net/http"
+	"slices"
+	"strings"
+	"time"
 	"unicode/utf8"
 )
 
@@ -18,7 +21,23 @@ func (m *servedModel) object() modelObject {
 	return modelObject{m.ID, "model", m.Created.Unix(), "kvasir"}
 }
 
-func (g *Gateway) listModels(w http.ResponseWriter, _ *http.Request) {
+// claudeModel is Anthropic's.
+type claudeModel struct {
+	Type    string `json:"type"`
+	ID      string `json:"id"`
+	Name    string `json:"display_name"`
+	Created string `json:"created_at"`
+}
+
+func (m *servedModel) claude() claudeModel {
+	return claudeModel{"model", m.ID, m.ID, m.Created.UTC().Format(time.RFC3339)}
+}
+
+func (g *Gateway) listModels(w http.ResponseWriter, r *http.Request) {
+	if isAnthropic(r) {
+		g.listClaudeModels(w)
+		return
+	}
 	list := struct {
 		Object string        `json:"object"`
 		Data   []modelObject `json:"data"`
@@ -29,20 +48,45 @@ func (g *Gateway) listModels(w http.ResponseWriter, _ *http.Request) {
 	writeJSON(w, http.StatusOK, list)
 }
 
+func (g *Gateway) listClaudeModels(w http.ResponseWriter) {
+	list := struct {
+		Data  []claudeModel `json:"data"`
+		More  bool          `json:"has_more"`
+		First *string       `json:"first_id"`
+		Last  *string       `json:"last_id"`
+	}{Data: []claudeModel{}}
+	for _, m := range *g.models.Load() {
+		list.Data = append(list.Data, m.claude())
+	}
+	if n := len(list.Data); n > 0 {
+		list.First, list.Last = &list.Data[0].ID, &list.Data[n-1].ID
+	}
+	writeJSON(w, http.StatusOK, list)
+}
+
 func (g *Gateway) getModel(w http.ResponseWriter, r *http.Request) {
 	m, e := g.model(r.PathValue("id"))
 	if e != nil {
-		writeError(w, e)
+		writeError(w, r, e)
+		return
+	}
+	if isAnthropic(r) {
+		writeJSON(w, http.StatusOK, m.claude())
 		return
 	}
 	writeJSON(w, http.StatusOK, m.object())
 }
 
-// model finds a model by id; the error names the nearest.
+// model finds a model by id or alias; the error names the nearest id.
 func (g *Gateway) model(id string) (*servedModel, *apiError) {
 	nearest, best := "", 0
 	for _, m := range *g.models.Load() {
-		if m.ID == id {
+		if m.ID == id { // an id goes before any alias
+			return m, nil
+		}
+	}
+	for _, m := range *g.models.Load() {
+		if m.isAlias(id) {
 			return m, nil
 		}
 		if d := distance(clip(id), m.ID); nearest == "" || d < best {
@@ -55,6 +99,13 @@ func (g *Gateway) model(id string) (*servedModel, *apiError) {
 	}
 	return nil, &apiError{status: http.StatusNotFound, code: "model_not_found", param: "model",
 		message: fmt.Sprintf("model %q is not served here; %s", clip(id), hint)}
+}
+
+func (m *servedModel) isAlias(id string) bool {
+	return slices.ContainsFunc(m.Aliases, func(a string) bool {
+		prefix, open := strings.CutSuffix(a, "*")
+		return id == a || open && strings.HasPrefix(id, prefix)
+	})
 }
 
 // distance is the number of single-letter edits between two names.

@@ -14,6 +14,7 @@ type eventWriter struct {
 	w     http.ResponseWriter
 	rc    *http.ResponseController
 	limit time.Duration
+	last  time.Time // of a write
 	err   error
 }
 
@@ -24,92 +25,86 @@ func startEvents(w http.ResponseWriter, limit time.Duration) *eventWriter {
 	h.Set("X-Accel-Buffering", "no") // proxies must pass events on at once
 	h.Set("X-Content-Type-Options", "nosniff")
 	w.WriteHeader(http.StatusOK)
-	return &eventWriter{w: w, rc: http.NewResponseController(w), limit: limit}
+	return &eventWriter{w: w, rc: http.NewResponseController(w), limit: limit, last: time.Now()}
 }
 
 func (e *eventWriter) raw(text string) {
 	if e.err != nil {
 		return
 	}
-	_ = e.rc.SetWriteDeadline(time.Now().Add(e.limit))
+	e.last = time.Now()
+	_ = e.rc.SetWriteDeadline(e.last.Add(e.limit))
 	if _, e.err = e.w.Write([]byte(text)); e.err == nil {
 		e.err = e.rc.Flush()
 	}
 }
 
-func (e *eventWriter) event(v any) {
-	data, err := json.Marshal(v)
-	if err != nil { // only our own shapes come here
-		panic(err)
-	}
-	e.raw("data: " + string(data) + "\n\n")
+// data is an event without a name.
+func (e *eventWriter) data(v any) { e.raw("data: " + jsonText(v) + "\n\n") }
+
+// event is an event with its name, by which Anthropic's clients tell it.
+func (e *eventWriter) event(name string, v any) {
+	e.raw("event: " + name + "\ndata: " + jsonText(v) + "\n\n")
 }
 
 func (e *eventWriter) done() { e.raw("data: [DONE]\n\n") }
 
-// ping is a comment without the blank line that would end an event: some
-// clients take an empty event for a broken one.
-func (e *eventWriter) ping() { e.raw(": keep-alive\n") }
+// comment keeps a stream alive. It is without the blank line that would end an
+// event: some clients take an empty event for a broken one.
+func (e *eventWriter) comment() { e.raw(": keep-alive\n") }
 
-// chunk is a completion whose usage is always written, null until the end.
-type chunk struct {
-	completion
-	Usage *usage `json:"usage"`
+func jsonText(v any) string {
+	data, err := json.Marshal(v)
+	if err != nil { // only our own shapes come here
+		panic(err)
+	}
+	return string(data)
 }
 
-// sendStream streams the answer. An engine that fails early still
-// chooses the HTTP status; later failures are an error event.
-func (a *answer) sendStream(ctx context.Context, w http.ResponseWriter, withUsage bool) {
-	text, finish, err := a.within(ctx, a.waits.header)
+// sink writes a streamed answer in one API's shape.
+type sink interface {
+	begin(all []*generation)
+	piece(choice int, p piece)
+	ping()
+	// end is the end of one answer; after the last one finish is called.
+	end(choice int, a *generation)
+	finish(all []*generation)
+	fail(e *apiError)
+}
+
+// streamTo streams the answers, one after the other. An engine that fails early
+// still chooses the HTTP status; later failures are an error event.
+func streamTo(ctx context.Context, w http.ResponseWriter, r *http.Request, all []*generation, limits waits, open func(*eventWriter) sink) {
+	pieces, err := all[0].next(ctx, limits.header)
 	if err != nil && !errors.Is(err, errWaiting) {
-		writeError(w, engineError(err))
+		writeError(w, r, engineError(err))
 		return
 	}
-	out := startEvents(w, a.waits.write)
-	send := func(choices []choice, u *usage) {
-		c := a.completion("chat.completion.chunk", choices...)
-		if withUsage {
-			out.event(chunk{c, u})
-		} else {
-			out.event(c)
+	out := startEvents(w, limits.write)
+	s := open(out)
+	s.begin(all)
+	for i, a := range all {
+		for {
+			if err != nil && !errors.Is(err, errWaiting) {
+				s.fail(engineError(err))
+				return
+			}
+			for _, p := range pieces {
+				s.piece(i, p)
+			}
+			if out.err != nil {
+				return
+			}
+			if a.finish != "" {
+				break
+			}
+			if limits.ping-time.Since(out.last) <= 0 { // also while a call is held back
+				s.ping()
+			}
+			pieces, err = a.next(ctx, max(limits.ping-time.Since(out.last), time.Millisecond))
 		}
+		s.end(i, a)
+		pieces, err = nil, nil
 	}
-	empty := ""
-	send([]choice{{Delta: &message{Role: "assistant", Content: &empty}}}, nil)
-	for out.err == nil {
-		switch {
-		case errors.Is(err, errWaiting):
-			out.ping()
-		case err != nil:
-			out.event(engineError(err))
-			out.done()
-			return
-		case text != "":
-			part := text
-			send([]choice{{Delta: &message{Content: &part}}}, nil)
-		}
-		if finish != "" {
-			break
-		}
-		text, finish, err = a.within(ctx, a.waits.ping)
-	}
-	send([]choice{{Delta: &message{}, Finish: &finish}}, nil)
-	if withUsage {
-		send([]choice{}, a.usage())
-	}
-	out.done()
-}
-
-// errWaiting says that nothing came in time; the answer goes on.
-var errWaiting = errors.New("no token yet")
-
-// within is next with a limit on the wait.
-func (a *answer) within(ctx context.Context, d time.Duration) (text, finish string, err error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, d, errWaiting)
-	defer cancel()
-	text, finish, err = a.next(ctx)
-	if errors.Is(err, context.DeadlineExceeded) && context.Cause(ctx) == errWaiting {
-		err = errWaiting
-	}
-	return text, finish, err
+	s.finish(all)
 }

@@ -13,6 +13,7 @@ type TextFilter struct {
 	bytes   []byte // the beginning of a rune
 	held    string // text that a stop string may begin in
 	stopped bool   // a stop string came; everything after it is dropped
+	stop    string
 }
 
 // Add takes a token's bytes and returns the text that can go out now.
@@ -29,6 +30,9 @@ func (f *TextFilter) Add(piece []byte) string {
 
 // Stopped says that a stop string came: nothing more will go out.
 func (f *TextFilter) Stopped() bool { return f.stopped }
+
+// Stop is the stop string that came, or "".
+func (f *TextFilter) Stop() string { return f.stop }
 
 // End returns what is left: a rune that never got whole becomes U+FFFD bytewise.
 func (f *TextFilter) End() string {
@@ -51,10 +55,10 @@ func (f *TextFilter) End() string {
 // release cuts at the stop string that is complete first, however the text was
 // split into tokens, and keeps back the longest tail that one may begin with.
 func (f *TextFilter) release() string {
-	cut, end, keep := -1, len(f.held)+1, 0
+	cut, end, keep, stop := -1, len(f.held)+1, 0, ""
 	for _, s := range f.Stops {
 		if i := strings.Index(f.held, s); i >= 0 && (i+len(s) < end || i+len(s) == end && i < cut) {
-			cut, end = i, i+len(s)
+			cut, end, stop = i, i+len(s), s
 		}
 		for n := min(len(s)-1, len(f.held)); n > keep; n-- {
 			if strings.HasSuffix(f.held, s[:n]) {
@@ -63,7 +67,7 @@ func (f *TextFilter) release() string {
 		}
 	}
 	if cut >= 0 {
-		f.stopped = true
+		f.stopped, f.stop = true, stop
 		text := f.held[:cut]
 		f.held = ""
 		return text

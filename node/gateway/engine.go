@@ -1,0 +1,139 @@
+package gateway
+
+import (
+	"context"
+	"errors"
+	"time"
+)
+
+// Engine generates tokens for one model. It is safe for concurrent use.
+//
+// Errors that have one of these methods are the client's to act on: RetryAfter()
+// time.Duration, the queue is full (429); ContextLength() (prompt, limit int),
+// the prompt does not fit (400); PaymentRequired() bool, somebody must pay first
+// (402). Every other error is a 503 whose reason is the error's text.
+//
+// An engine that can do more implements ExtraEngine or EmbedEngine too.
+type Engine interface {
+	// Ready is nil once a token went through every part that serves the
+	// model, else it says what is missing.
+	Ready() error
+	// Tokenize splits a rendered prompt, special tokens included.
+	Tokenize(prompt string) ([]int32, error)
+	// Start queues a request. The end of ctx ends it and frees what it holds.
+	Start(ctx context.Context, req Request) (Stream, error)
+}
+
+// Stream is a running generation, read by one goroutine. It may be a CachedStream
+// and, where log-probabilities were asked for, is a ProbStream too.
+type Stream interface {
+	// Next waits for the next token, the end token included, and returns its
+	// bytes, which may be part of a rune or none and are the caller's. io.EOF
+	// ends a complete answer. When ctx ends first, its error is returned and
+	// Next may be called again. The engine may be ahead of what was read.
+	Next(ctx context.Context) ([]byte, error)
+	// Finish says why the answer is complete: "stop" or "length".
+	Finish() string
+}
+
+// Request is one generation.
+type Request struct {
+	Prompt           []int32
+	MaxTokens        int     // 0: as many as fit the context; more than fit are clipped
+	Temperature      float32 // 0: greedy
+	TopK             int     // 0: off
+	TopP             float32 // 1: off
+	MinP             float32 // 0: off
+	Seed             uint32
+	RepeatPenalty    float32 // 1: off
+	FrequencyPenalty float32
+	PresencePenalty  float32
+	LogitBias        map[int32]float32
+}
+
+// Extra is what some requests ask for beyond Request.
+type Extra struct {
+	// Grammar is the GBNF, start rule "root", that the answer must match. With
+	// Triggers the answer is free until it has one of these texts; the grammar
+	// then holds from the beginning of that text on.
+	Grammar  string
+	Triggers []string
+	// Special makes control tokens come with their text, the end token excepted.
+	Special  bool
+	Logprobs bool
+	Top      int // with Logprobs: alternatives of each token
+}
+
+func (x *Extra) none() bool { return x.Grammar == "" && !x.Special && !x.Logprobs }
+
+// Abilities are the wishes of Extra that an engine serves.
+type Abilities struct{ Grammar, Special, Logprobs bool }
+
+// ExtraEngine is an Engine that serves wishes of Extra.
+type ExtraEngine interface {
+	Abilities() Abilities
+	// StartExtra is Start with wishes that the engine is able to serve.
+	StartExtra(ctx context.Context, req Request, extra Extra) (Stream, error)
+}
+
+// EmbedEngine is an Engine whose model has embeddings.
+type EmbedEngine interface {
+	// Embed returns one vector for each prompt, in their order.
+	Embed(ctx context.Context, prompts [][]int32) ([][]float32, error)
+}
+
+// CachedStream is a Stream that knows how much of the prompt was not computed
+// again. It is asked after the first token.
+type CachedStream interface{ Cached() int }
+
+// ProbStream is a Stream with log-probabilities.
+type ProbStream interface {
+	// Prob describes the token that Next returned last.
+	Prob() (chosen TokenProb, top []TokenProb)
+}
+
+// TokenProb is a token with the natural logarithm of its probability.
+type TokenProb struct {
+	ID      int32
+	Bytes   []byte // empty for a control token
+	Logprob float32
+}
+
+// start queues a generation and says in words what the engine cannot do.
+func (m *servedModel) start(ctx context.Context, req Request, extra Extra) (Stream, *apiError) {
+	var stream Stream
+	var err error
+	if able, ok := m.Engine.(ExtraEngine); ok && !extra.none() {
+		stream, err = able.StartExtra(ctx, req, extra)
+	} else {
+		stream, err = m.Engine.Start(ctx, req)
+	}
+	if err != nil {
+		return nil, engineError(err)
+	}
+	return stream, nil
+}
+
+func (m *servedModel) abilities() Abilities {
+	if able, ok := m.Engine.(ExtraEngine); ok {
+		return able.Abilities()
+	}
+	return Abilities{}
+}
+
+// errWaiting says that nothing came in time; the answer goes on.
+var errWaiting = errors.New("no token yet")
+
+// nextWithin is Next with a limit on the wait, unless it is 0.
+func nextWithin(ctx context.Context, s Stream, d time.Duration) ([]byte, error) {
+	if d == 0 {
+		return s.Next(ctx)
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, d, errWaiting)
+	defer cancel()
+	piece, err := s.Next(ctx)
+	if errors.Is(err, context.DeadlineExceeded) && context.Cause(ctx) == errWaiting {
+		err = errWaiting
+	}
+	return piece, err
+}
