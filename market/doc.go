@@ -10,7 +10,9 @@
 // The parts, bottom up: an Announcement is what one node says of itself; a Table keeps the
 // latest of each author and answers with Coverage; Assign finds the scarcest range for a budget;
 // a Volunteer decides for one node what to claim, load, serve and give up; a Pace says when to
-// announce.
+// announce. For rings, windows of layers take the place of slices: the Table answers with Windows,
+// WindowCoverage and round trips, Tiled says whether windows make a chain, and a Stager decides
+// which window of one model a node holds.
 //
 // Words: a cell is one expert of one layer. A replica of a cell is an author that serves it and
 // is not leaving. The target of a cell is how many replicas the network wants; its scarcity is
@@ -19,7 +21,8 @@
 // Invariants. What an author says counts once, however often it restarts. Only the author's own
 // newer record, or direct contact with it, brings back an author that was lost. A volunteer never
 // holds more bytes than its budget, half-done downloads and not yet deleted ones included, and
-// never gives up the last replica of a cell unless its budget shrinks below it.
+// never gives up the last replica of a cell unless its budget shrinks below it. A stager holds one
+// window, never more than its budget, and does not by choice break the last complete chain.
 //
 // A Table is safe for concurrent use; everything else is not, unless it says so.
 package market
