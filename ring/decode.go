@@ -159,7 +159,14 @@ func (st *Stage) deliverLocked(sh *share) {
 	}
 	if sh.code != 0 {
 		st.count.failed.Add(1)
-		s.cells = sh.from
+		s.cut(sh.from)
+		if s.front != nil {
+			s.front.asked = 0
+		} else {
+			s.have = s.have[:min(len(s.have), sh.from)]
+			s.in.truncate(0)
+			s.in.from = len(s.have)
+		}
 		hop := s.hop
 		if sh.code == CodeProtocol { // of the rows that came
 			hop = max(hop-1, 0)

@@ -9,9 +9,9 @@ import (
 // front is what the first stage has of a session beside the rest.
 type front struct {
 	tokens   []int32 // known: the prompt and what was drawn
-	ended    bool
-	asked    int  // the last row that wants a token is at position asked-1
-	drafting bool // all stages can drop drafts
+	finish   finish  // of the last token
+	asked    int     // the last row that wants a token is at position asked-1
+	drafting bool    // all stages can drop drafts
 	guess    drafter
 
 	// The round that runs: tokens drafted behind position asked-1, and when it began.
@@ -46,7 +46,7 @@ func (d *drawn) put(pos int, token int32) {
 // waiting says where the next row of the first stage begins, and whether there is one.
 func (s *session) waiting() (from int, ok bool) {
 	f := s.front
-	if f.ended || len(f.tokens) <= f.asked {
+	if f.finish != running || len(f.tokens) <= f.asked {
 		return 0, false
 	}
 	end := len(f.tokens)
@@ -93,20 +93,34 @@ func (st *Stage) takeTokensLocked(s *session, t tokens, drawn bool) (Code, strin
 		return CodeProtocol, fmt.Sprintf("tokens at position %d, the next one is %d", t.pos, old)
 	case end > limit:
 		return CodeProtocol, fmt.Sprintf("tokens up to position %d, the session ends at %d", end, limit)
-	case end <= old || f.ended:
+	case end <= old || f.finish != running:
 		return 0, "" // said before
 	}
 	fresh := t.list[old-t.pos:]
 	f.tokens = append(f.tokens, fresh...)
-	f.ended = t.finish != running
+	f.finish = t.finish
 	if !drawn {
 		return 0, ""
 	}
 	st.settleLocked(s, fresh)
-	if s.pred != nil {
-		s.pred.send(frameTokens, s.id, putTokens(nil, tokens{s.epoch, old, t.finish, fresh}))
-	}
+	st.newsLocked(s, old)
 	return 0, ""
+}
+
+// newsLocked tells the entry the tokens from a position on.
+func (st *Stage) newsLocked(s *session, from int) {
+	if s.pred != nil {
+		sendTokens(s.pred, s.id, tokens{s.epoch, from, s.front.finish, s.front.tokens[from:]})
+	}
+}
+
+// sendTokens sends tokens in as many frames as they need.
+func sendTokens(l *link, id uint64, t tokens) {
+	for len(t.list) > maxTokens {
+		l.send(frameTokens, id, putTokens(nil, tokens{t.epoch, t.pos, running, t.list[:maxTokens]}))
+		t.pos, t.list = t.pos+maxTokens, t.list[maxTokens:]
+	}
+	l.send(frameTokens, id, putTokens(nil, t))
 }
 
 // settleLocked learns from a round that ended.
@@ -142,11 +156,7 @@ func (st *Stage) tellLocked(s *session) {
 		return
 	}
 	b.told = len(b.tokens)
-	for len(t.list) > maxTokens { // an answer that is told again
-		s.next.l.send(frameTokens, s.id, putTokens(nil, tokens{t.epoch, t.pos, running, t.list[:maxTokens]}))
-		t.pos, t.list = t.pos+maxTokens, t.list[maxTokens:]
-	}
-	s.next.l.send(frameTokens, s.id, putTokens(nil, t))
+	sendTokens(s.next.l, s.id, t)
 }
 
 // draw draws the tokens that the rows of a share want, which are computed. It is the loop's,

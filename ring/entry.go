@@ -4,7 +4,6 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"sync"
 	"time"
@@ -148,11 +147,7 @@ func (e *Entry) wayUpLocked(w *way) {
 }
 
 func (e *Entry) wayDownLocked(w *way, err error) {
-	code, text := CodeLost, err.Error()
-	var refused *RefusedError
-	if errors.As(err, &refused) && refused.Code != CodeProtocol {
-		code, text = refused.Code, refused.Text
-	}
+	code, text := trouble(err)
 	for _, s := range e.sessions {
 		if s.next == w {
 			s.next = nil

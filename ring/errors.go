@@ -22,7 +22,8 @@ const (
 	CodeModel                    // another model, pack, window or row width
 	CodeLimit                    // more than the stage allows to one session
 	CodeBusy                     // no free sequence or memory: later, or elsewhere
-	CodeLeaving                  // the stage will stop
+	CodeLeaving                  // the stage will stop; it still serves the session
+	CodeClosing                  // the stage takes no new sessions
 	CodeUnknown                  // no such session (any more)
 	CodeStale                    // the epoch is over
 	CodeLost                     // the stage that is meant does not answer
@@ -34,7 +35,7 @@ const (
 	lastCode = CodeRequest
 )
 
-var codeNames = [...]string{"", "protocol", "rights", "model", "limit", "busy", "leaving", "unknown session", "stale epoch",
+var codeNames = [...]string{"", "protocol", "rights", "model", "limit", "busy", "leaving", "closing", "unknown session", "stale epoch",
 	"lost", "bad rows", "compute", "reset", "request"}
 
 func (c Code) String() string {

@@ -65,14 +65,15 @@ type link struct {
 	silent    int       // beats without a frame; the owner's
 	precision Precision // of the rows that are sent here; set before the writer starts
 
-	mu      sync.Mutex // guards the rest
-	out     []*buffer
-	bytes   int // of out and of what is being written
-	starved bool
-	ended   error
-	drained func()        // tells the owner that there is room again
-	kick    chan struct{} // the writer has something to do; capacity 1
-	writer  sync.WaitGroup
+	mu        sync.Mutex // guards the rest
+	out       []*buffer
+	bytes     int // of out and of what is being written
+	starved   bool
+	ended     error
+	finishing bool          // the writer ends when it has written what there is
+	drained   func()        // tells the owner that there is room again
+	kick      chan struct{} // the writer has something to do; capacity 1
+	writer    sync.WaitGroup
 }
 
 func newLink(conn net.Conn, t *Timing) *link {
@@ -169,13 +170,13 @@ func (l *link) startWriter(drained func()) {
 		for range l.kick {
 			l.mu.Lock()
 			batch, l.out = l.out, batch[:0]
-			ended := l.ended != nil
+			ended, finishing := l.ended != nil, l.finishing
 			l.mu.Unlock()
 			for i, buf := range batch {
 				l.write(buf, ended)
 				batch[i] = nil
 			}
-			if ended {
+			if ended || finishing {
 				return
 			}
 		}
@@ -205,6 +206,16 @@ func (l *link) write(buf *buffer, ended bool) {
 	if again {
 		l.drained()
 	}
+}
+
+// goodbye sends a last frame, after what waits, and waits for that.
+func (l *link) goodbye(r report) {
+	l.send(frameError, 0, putReport(nil, r))
+	l.mu.Lock()
+	l.finishing = true
+	l.mu.Unlock()
+	l.wake()
+	l.writer.Wait()
 }
 
 // stop closes the connection and waits for the writer goroutine. The reader calls it.

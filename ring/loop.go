@@ -250,20 +250,20 @@ func (st *Stage) quotaLocked() int {
 	if !st.first {
 		return len(st.slots)
 	}
-	running, stages := 0, 1
+	busy, stages := 0, 1
 	for i := range st.slots {
-		if s := st.slots[i].s; s != nil && !s.front.ended && s.front.asked > 0 {
-			running++
+		if s := st.slots[i].s; s != nil && s.front.finish == running && s.front.asked > 0 {
+			busy++
 			stages = max(stages, len(s.chain))
 		}
 	}
-	return max((running+stages-1)/stages, 1)
+	return max((busy+stages-1)/stages, 1)
 }
 
 // answeringLocked says whether some answer is under way, whose rows may come soon.
 func (st *Stage) answeringLocked() bool {
 	for i := range st.slots {
-		if s := st.slots[i].s; s != nil && !s.broken && s.cells >= s.prompt && (s.front == nil || !s.front.ended) {
+		if s := st.slots[i].s; s != nil && !s.broken && s.cells >= s.prompt && (s.front == nil || s.front.finish == running) {
 			return true
 		}
 	}

@@ -1,7 +1,6 @@
 package ring
 
 import (
-	"errors"
 	"fmt"
 	"time"
 
@@ -19,11 +18,7 @@ func (st *Stage) wayUpLocked(w *way) {
 
 // wayDownLocked reports the loss of a successor.
 func (st *Stage) wayDownLocked(w *way, err error) {
-	code, text := CodeLost, err.Error()
-	var refused *RefusedError
-	if errors.As(err, &refused) && refused.Code != CodeProtocol {
-		code, text = refused.Code, refused.Text
-	}
+	code, text := trouble(err)
 	for _, s := range st.sessions {
 		if s.next == w {
 			s.next, s.resumed = nil, false

@@ -67,6 +67,9 @@ func (s *Session) repair(ctx context.Context, r *report, lost []Hop) ([]Hop, err
 		if r.code.final() {
 			return lost, cause
 		}
+		if r.code == CodeLeaving {
+			return s.leave(ctx, hop, lost)
+		}
 	}
 	if s.replan == nil && !again {
 		return lost, cause
@@ -82,8 +85,6 @@ func (s *Session) repair(ctx context.Context, r *report, lost []Hop) ([]Hop, err
 		switch {
 		case ctx.Err() != nil:
 			return lost, context.Cause(ctx)
-		case err != nil && r != nil && r.code == CodeLeaving && s.stay(chain[r.hop]):
-			return lost, nil
 		case err != nil:
 			return lost, fmt.Errorf("%w; no replacement: %w", cause, err)
 		}
@@ -117,16 +118,30 @@ func (s *Session) pause(ctx context.Context) error {
 	}
 }
 
-// stay goes on with a stage that will leave, since nobody can take its place: if it still serves.
-func (s *Session) stay(hop Hop) bool {
+// leave moves the session away from a stage that will stop and still serves. If there is no other,
+// the session stays until the stage is gone.
+func (s *Session) leave(ctx context.Context, hop Hop, lost []Hop) ([]Hop, error) {
 	s.e.mu.Lock()
-	defer s.e.mu.Unlock()
-	if !s.ready {
-		return false
-	}
 	s.quit = append(s.quit, hop)
-	s.tries, s.repairs = 0, s.repairs-1
-	return s.next != nil
+	s.e.mu.Unlock()
+	if s.replan == nil {
+		return lost, nil
+	}
+	chain, err := s.replan(ctx, slices.Clone(lost))
+	if err == nil {
+		err = s.e.check(chain)
+	}
+	switch {
+	case ctx.Err() != nil:
+		return lost, context.Cause(ctx)
+	case err != nil || slices.Contains(chain, hop):
+		return lost, nil
+	}
+	s.e.mu.Lock()
+	s.repairs++
+	s.e.mu.Unlock()
+	s.change(chain)
+	return lost, nil
 }
 
 // change moves the session to a chain.
@@ -140,6 +155,5 @@ func (s *Session) change(chain Chain) {
 	if !same {
 		s.renewLocked()
 	}
-	s.quit = nil
 	s.beginLocked(chain)
 }

@@ -33,7 +33,7 @@ type Session struct {
 	finish  finish
 	err     error // io.EOF: complete
 	report  *report
-	quit    []Hop // that said that they will leave
+	quit    []Hop // that will leave and are known to
 	tries   int   // since the last token
 	repairs int
 }
@@ -119,22 +119,18 @@ func (s *Session) sendOpenLocked() {
 	}
 	o.setChain(s.chain)
 	s.next.l.send(frameOpen, s.id, encodeControl(o))
-	for at := 0; at < len(s.tokens); at += maxTokens {
-		list := s.tokens[at:min(at+maxTokens, len(s.tokens))]
-		s.next.l.send(frameTokens, s.id, putTokens(nil, tokens{s.epoch, at, running, list}))
-	}
+	sendTokens(s.next.l, s.id, tokens{s.epoch, 0, running, s.tokens})
 	if s.next.leaving {
 		s.troubleLocked(report{s.epoch, CodeLeaving, 0, "the stage will stop"})
 	}
 }
 
 func (s *Session) readyLocked() {
-	if s.ready = true; s.repairs == 0 {
-		select {
-		case <-s.opened:
-		default:
-			close(s.opened)
-		}
+	s.ready = true
+	select {
+	case <-s.opened:
+	default:
+		close(s.opened)
 	}
 }
 
@@ -161,10 +157,8 @@ func (s *Session) troubleLocked(r report) {
 	if r.hop >= len(s.chain) || r.code == CodeStale {
 		return
 	}
-	if r.code == CodeLeaving && s.ready {
-		if slices.Contains(s.quit, s.chain[r.hop]) {
-			return
-		}
+	if r.code == CodeLeaving && slices.Contains(s.quit, s.chain[r.hop]) {
+		return
 	}
 	if s.report == nil || s.report.code == CodeLeaving && r.code != CodeLeaving {
 		s.report = &r

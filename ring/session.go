@@ -161,6 +161,9 @@ func (st *Stage) enterLocked(l *link, id uint64, o *opening) (Code, string) {
 		s.back.told = o.Known
 	}
 	st.resumeLocked(l, s)
+	if f := s.front; f != nil && len(f.tokens) > o.Known { // what was on its way when the epoch changed
+		st.newsLocked(s, o.Known)
+	}
 	if len(s.chain) == 1 {
 		s.front.drafting = s.drafts
 		l.send(frameReady, id, putReady(nil, s.epoch))
@@ -183,7 +186,7 @@ func (st *Stage) enterLocked(l *link, id uint64, o *opening) (Code, string) {
 // newSessionLocked reserves what a session needs.
 func (st *Stage) newSessionLocked(id uint64, o *opening) (*session, Code, string) {
 	if st.leaving || st.closing {
-		return nil, CodeLeaving, "the stage takes no new sessions"
+		return nil, CodeClosing, "the stage takes no new sessions"
 	}
 	seq := -1
 	for i := range st.slots {

@@ -110,7 +110,7 @@ func Serve(ctx context.Context, conn net.Conn, timeout time.Duration, find func(
 	st.greeted(l)
 	err = st.read(l)
 	if errors.Is(err, ErrProtocol) {
-		l.stop()
+		l.goodbye(report{code: CodeProtocol, text: err.Error()})
 		st.cfg.Logger.Warn("ring link broke the protocol", "peer", l.peer, "error", err)
 	}
 	l.end(err)
@@ -213,9 +213,6 @@ func (st *Stage) read(l *link) error {
 			err = st.frame(l, f)
 		}
 		if err != nil {
-			if errors.Is(err, ErrProtocol) {
-				l.send(frameError, 0, putReport(nil, report{code: CodeProtocol, text: err.Error()}))
-			}
 			return err
 		}
 	}
@@ -317,8 +314,8 @@ func (st *Stage) Close() error {
 		}
 	}
 	st.mu.Unlock()
-	st.ways.close()
 	st.serving.Wait()
+	st.ways.close()
 	st.goroutines.Wait()
 	return nil
 }

@@ -131,6 +131,15 @@ func (ws *ways) greet(h Hop, l *link, deadline time.Time) error {
 	return nil
 }
 
+// trouble is what a session is told of a way that ended: a refusal by its own code.
+func trouble(err error) (Code, string) {
+	var refused *RefusedError
+	if errors.As(err, &refused) && refused.Code != CodeProtocol && !refused.Code.final() {
+		return refused.Code, refused.Text
+	}
+	return CodeLost, err.Error()
+}
+
 // refusal is the error of a link that the other side ends.
 func refusal(payload []byte) error {
 	r, err := decodeReport(payload)
