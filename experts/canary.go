@@ -56,6 +56,11 @@ type evidence struct {
 	row []float32
 }
 
+// isOf reports whether it is a row of the same worker, which may have two sessions.
+func (e evidence) isOf(s *session) bool {
+	return e.by == s || e.by != nil && s != nil && e.by.peer == s.peer
+}
+
 func (s *session) tellProver() {
 	select {
 	case s.unproved <- struct{}{}:
@@ -235,13 +240,13 @@ func (d *Dispatcher) witnesses(ctx context.Context, s *session, p *program, expe
 func (d *Dispatcher) witnessesLocked(s *session, p *program, expert int32) (list []*session, silent bool) {
 	known := 0
 	for _, e := range p.evidence[expert] {
-		if e.by != s {
+		if !e.isOf(s) {
 			known++
 		}
 	}
 	for _, o := range d.sessions {
 		st := o.programs[p]
-		if o == s || st == nil || st.refused != "" || trust(o.trust.Load()) != trusted ||
+		if o.peer == s.peer || st == nil || st.refused != "" || trust(o.trust.Load()) != trusted ||
 			!contains(spansOf(o.offer.Slices, p.layer), expert) ||
 			slices.ContainsFunc(p.evidence[expert], func(e evidence) bool { return e.by == o }) {
 			continue
@@ -404,7 +409,7 @@ func (p *program) verdictLocked(expert int32, mine evidence) (err error, sure bo
 	for _, w := range p.evidence[expert] {
 		same := near(mine.row, w.row)
 		switch {
-		case w.by == mine.by:
+		case w.isOf(mine.by):
 		case w.by == nil && same:
 			return nil, false
 		case w.by == nil:

@@ -53,7 +53,7 @@ func (d *Dispatcher) candidatesLocked(whole Slice, list []Holder) []place.Candid
 		k := d.keepers[h.Peer]
 		switch {
 		case k == nil:
-		case k.session != nil && trust(k.session.trust.Load()) == trusted:
+		case k.servingLocked() != nil && trust(k.servingLocked().trust.Load()) == trusted:
 			c.Cost /= leave
 		case k.trouble != "":
 			c.Cost *= leave
@@ -116,5 +116,6 @@ func (d *Dispatcher) dropLocked(peerID string) {
 	if k := d.keepers[peerID]; k != nil {
 		k.cancel()
 		delete(d.keepers, peerID)
+		d.announceLocked() // a move of it is over
 	}
 }

@@ -29,6 +29,9 @@ type keeper struct {
 	session *session // nil: not connected
 	trouble string   // why not; empty when connected
 	pinned  bool     // added by AddPeer, not only by SetHolders
+	before  *keeper  // its session serves until this one's does; nil: none (move.go)
+	last    bool     // no session follows this one's
+	again   bool     // to be moved again after this move
 }
 
 // run dials the peer again and again until ctx ends. Its goroutine is also the reader of the
@@ -44,6 +47,9 @@ func (k *keeper) run(ctx context.Context) {
 		if time.Since(began) > settledAfter {
 			backoff = firstBackoff
 		}
+		if k.isLast() {
+			return
+		}
 		k.d.cfg.Logger.Info("expert session ended", "peer", k.peer, "error", err, "retry_in", backoff)
 		k.note(nil, err)
 		select {
@@ -58,6 +64,20 @@ func (k *keeper) run(ctx context.Context) {
 			backoff = lastBackoff
 		}
 	}
+}
+
+func (k *keeper) isLast() bool {
+	k.d.mu.Lock()
+	defer k.d.mu.Unlock()
+	return k.last
+}
+
+// servingLocked is the session that serves, which may be the one before; nil: none.
+func (k *keeper) servingLocked() *session {
+	if k.session == nil && k.before != nil {
+		return k.before.session
+	}
+	return k.session
 }
 
 func (k *keeper) note(s *session, err error) {
@@ -128,7 +148,7 @@ func (d *Dispatcher) Peers() []PeerStatus {
 	for _, id := range slices.Sorted(maps.Keys(d.keepers)) {
 		k := d.keepers[id]
 		st := PeerStatus{ID: id, Trouble: k.trouble, Rows: k.tally.layers(), Failed: k.tally.failed.Load(), Hedged: k.tally.hedged.Load()}
-		if s := k.session; s != nil {
+		if s := k.servingLocked(); s != nil {
 			st.Connected, st.Slices = true, s.offer.Slices
 			st.Suspect = trust(s.trust.Load()) != trusted || s.isDoubted()
 			st.Leaving = s.leavingSoon.Load()

@@ -39,18 +39,28 @@ func (h hostDialer) Dial(ctx context.Context, id string) (net.Conn, error) {
 
 func startHost(t testing.TB, lane bool, serve func(net.Conn)) *p2p.Host {
 	t.Helper()
+	return startHostWith(t, serve, func(c *p2p.Config) { c.NoLane = !lane })
+}
+
+func startHostWith(t testing.TB, serve func(net.Conn), change func(*p2p.Config), watchers ...p2p.Watcher) *p2p.Host {
+	t.Helper()
 	id, err := p2p.NewIdentity()
 	if err != nil {
 		t.Fatal(err)
 	}
-	h, err := p2p.New(p2p.Config{
-		Identity: id, Network: "test", Pack: "p/1", Agent: "test", Protocols: []string{testProtocol}, NoLane: !lane,
+	cfg := p2p.Config{
+		Identity: id, Network: "test", Pack: "p/1", Agent: "test", Protocols: []string{testProtocol},
 		Capabilities: p2p.Capabilities{
 			Backends: []p2p.Backend{{Name: "CPU", Device: "test", Accumulate: "f32"}}, Models: []string{string(testModel)},
 		},
-	})
+	}
+	change(&cfg)
+	h, err := p2p.New(cfg)
 	if err != nil {
 		t.Fatal(err)
+	}
+	for _, w := range watchers {
+		h.Watch(w)
 	}
 	if err := h.HandleStream(testProtocol, func(_ *p2p.Peer, c p2p.Conn) { serve(conn{c}) }); err != nil {
 		t.Fatal(err)
