@@ -45,7 +45,3 @@ func (e *UnsupportedError) Error() string {
 	}
 	return fmt.Sprintf("schema at %s: %s is not supported: %s", at, e.Keyword, e.Reason)
 }
-
-// FromSchema writes GBNF for the texts that a JSON schema allows. A schema that
-// is no JSON, or is too large, is an error of another kind.
-func FromSchema(schema []byte, opt Options) (gbnf string, err error) { return AnyJSON(), nil }
