@@ -113,7 +113,7 @@ func Fit(q Query, node Node) (Place, error) {
 	if err := q.check(); err != nil {
 		return Place{}, err
 	}
-	f, err := q.fit(node.guess(), load{Whole, gguf.Range{End: len(q.Model.Layers)}, true})
+	f, err := q.fit(node.guess(), load{Whole, q.all(), true})
 	if err != nil {
 		return Place{}, err
 	}

@@ -191,7 +191,7 @@ func (q *Query) whole() Candidate {
 	var fits []*fitted
 	var short *NoRoomError
 	for _, n := range q.Nodes {
-		f, err := q.fit(n, load{Whole, gguf.Range{End: len(q.Model.Layers)}, true})
+		f, err := q.fit(n, load{Whole, q.all(), true})
 		var no *NoRoomError
 		if errors.As(err, &no) {
 			short = less(short, no)
@@ -217,6 +217,9 @@ func (q *Query) whole() Candidate {
 	}
 	return c
 }
+
+// all are the layers that compute.
+func (q *Query) all() gguf.Range { return gguf.Range{End: len(q.Model.Layers)} }
 
 // refused is a candidate that does not fit.
 func refused(kind Kind, short *NoRoomError) Candidate {

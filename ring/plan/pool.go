@@ -118,7 +118,7 @@ func (p *pool) places(q *Query) []Place {
 		for _, l := range q.Model.Layers {
 			bytes += int64(p.count[i]) * l.Expert
 		}
-		place := Place{Node: n.Name, Role: Worker, Layers: gguf.Range{End: len(q.Model.Layers)},
+		place := Place{Node: n.Name, Role: Worker, Layers: q.all(),
 			Experts: gguf.Range{Begin: at, End: at + p.count[i]}, RAM: processBytes, Disk: bytes, Download: bytes}
 		if n.Has {
 			place.Download = 0
@@ -136,8 +136,7 @@ func (p *pool) places(q *Query) []Place {
 
 // workers is the best backbone on one node with the experts on others.
 func (q *Query) workers() Candidate {
-	whole := gguf.Range{End: len(q.Model.Layers)}
-	if q.Model.moe(whole) == 0 {
+	if q.Model.moe(q.all()) == 0 {
 		return Candidate{Kind: ExpertWorkers, Refused: "the model has no experts"}
 	}
 	if len(q.Nodes) < 2 {
@@ -146,7 +145,7 @@ func (q *Query) workers() Candidate {
 	var best *Candidate
 	var short *NoRoomError
 	for i, n := range q.Nodes {
-		f, err := q.fit(n, load{Backbone, whole, false})
+		f, err := q.fit(n, load{Backbone, q.all(), false})
 		if no, ok := err.(*NoRoomError); ok {
 			short = less(short, no)
 			continue
@@ -198,7 +197,7 @@ func (q *Query) byDistance(from Node, nodes []Node) []Node {
 func (q *Query) backbones() Candidate {
 	none := Candidate{Kind: BackboneRing}
 	switch {
-	case q.Model.moe(gguf.Range{End: len(q.Model.Layers)}) == 0:
+	case q.Model.moe(q.all()) == 0:
 		none.Refused = "the model has no experts"
 	case len(q.Cuts) == 0:
 		none.Refused = cmp.Or(q.NoCuts, "this model cannot be cut into windows")
