@@ -1,6 +1,6 @@
 # Every target works from a plain checkout; `make help` lists them.
 .DEFAULT_GOAL := help
-.PHONY: help deps build test test-net test-chaos soak test-vulkan check demo bench bench-net bench-gossip fuzz clean clean-deps
+.PHONY: help deps build test test-net test-chaos test-reflink sim soak test-vulkan check demo bench bench-net bench-gossip fuzz clean clean-deps
 
 STATICCHECK = honnef.co/go/tools/cmd/staticcheck@v0.8.2
 GO_FILES    = $(shell find cmd node p2p ring experts market settle ggml -name '*.go' 2>/dev/null)
@@ -33,7 +33,8 @@ check: deps ## format, vet, staticcheck, tidy, build without cgo, tests with the
 	@bad=$$(gofmt -l $(GO_FILES)); [ -z "$$bad" ] || { echo "not formatted (gofmt -w): $$bad"; exit 1; }
 	go vet ./...
 	go vet -tags nettest ./p2p
-	go vet -tags chaos,soak ./node
+	go vet -tags chaos,soak,sim ./node
+	go vet -tags reflink ./ggml/store
 	go run $(STATICCHECK) ./...
 	go run $(STATICCHECK) -tags nettest ./p2p
 	go mod tidy -diff
@@ -49,6 +50,17 @@ test-net: ## nodes behind NATs, relays and bad lines; needs root (Debian: iprout
 test-chaos: deps ## three minutes of kills, stops and black holes under requests; needs root (Debian: iproute2 nftables)
 	unshare -n sh -c 'ip link set lo up && ip link add kv0 type veth peer name kv1 && ip addr add 10.99.0.1/24 dev kv0 && ip link set kv0 up && ip link set kv1 up && \
 		go test -tags chaos -count=1 -timeout 12m -run "^TestChaos$$" -v $(GOTESTFLAGS) ./node'
+
+# A file system of each kind in a file, mounted where only the test sees it.
+test-reflink: ## models taken in without a copy on XFS and Btrfs; needs root (Debian: xfsprogs btrfs-progs)
+	@set -e; dir=$$(mktemp -d); trap 'rm -rf "$$dir"' EXIT; mkdir "$$dir/mnt"; \
+	for fs in xfs btrfs; do \
+		truncate -s 320M "$$dir/$$fs"; mkfs.$$fs -q "$$dir/$$fs"; \
+		unshare -m sh -ec 'mount -o loop "$$0/$$1" "$$0/mnt"; KVASIR_REFLINK="$$0/mnt" go test -tags reflink -count=1 -run "^TestReflink$$" -v ./ggml/store' "$$dir" $$fs; \
+	done
+
+sim: deps ## NODES nodes (default 100) over the real gossip live through churn, bursts, partitions
+	KVASIR_SIM=$(NODES) GOGC=300 go test -tags sim -count=1 -timeout 24h -run '^TestSim$$' -v $(GOTESTFLAGS) ./node
 
 soak: deps ## a swarm that has nothing to do for SOAK (default 5m) stays quiet, small and ready
 	KVASIR_SOAK=$(SOAK) go test -tags soak -count=1 -timeout 24h -run '^TestSoak$$' -v $(GOTESTFLAGS) ./node

@@ -107,7 +107,7 @@ func TestParseManifest(t *testing.T) {
 	fx := newFixture(randomData(1, 10), randomData(2, 20))
 	man := manifestOf(fx)
 	man.Pinned = true
-	man.Files[1].Source = &source{"/models/a.gguf", 20, 5, 6}
+	man.Files[1].Source = &source{Path: "/models/a.gguf", Size: 20, MTime: 5, Inode: 6, Kept: keptClone, Origin: 7}
 	text, err := man.encode()
 	if err != nil {
 		t.Fatal(err)
@@ -133,6 +133,7 @@ func TestParseManifest(t *testing.T) {
 		{"relative source", replace(`"/models`, `"models`), "not an absolute path"},
 		{"zero byte in source", replace(`/models`, `/mod\u0000els`), "not an absolute path"},
 		{"long source", replace(`/models`, "/"+strings.Repeat("m", maxPathBytes)), "not an absolute path"},
+		{"kept otherwise", replace(`"kept": "clone"`, `"kept": "copy"`), "kept as"},
 		{"other file", replace(`"size": 10`, `"size": 11`), "those of model"},
 		{"no file", `{"version": 1}`, "0 files"},
 		{"too long", string(text) + strings.Repeat(" ", maxManifestBytes), "more than"},
@@ -146,7 +147,7 @@ func TestParseManifest(t *testing.T) {
 func FuzzManifest(f *testing.F) {
 	fx := newFixture(randomData(1, 10), randomData(2, 20))
 	man := manifestOf(fx)
-	man.Files[0].Source = &source{"/a.gguf", 10, 5, 6}
+	man.Files[0].Source = &source{Path: "/a.gguf", Size: 10, MTime: 5, Inode: 6}
 	text, err := man.encode()
 	if err != nil {
 		f.Fatal(err)

@@ -13,6 +13,14 @@ import (
 // disk makes the changes on disk, so that a test can let each of them fail.
 type disk struct {
 	before func(op, path string) error // nil but in tests
+	clone  func(from, to string) error // nil: cloneFile
+}
+
+func (d *disk) cloner() func(from, to string) error {
+	if d.clone == nil {
+		return cloneFile
+	}
+	return d.clone
 }
 
 func (d *disk) step(op, path string) error {
@@ -108,5 +116,5 @@ func diskError(path string, missing int64, err error) error {
 
 // stamp returns how the file at path looks now.
 func stamp(path string, info os.FileInfo) source {
-	return source{path, info.Size(), info.ModTime().UnixNano(), inode(info)}
+	return source{Path: path, Size: info.Size(), MTime: info.ModTime().UnixNano(), Inode: inode(info)}
 }

@@ -26,11 +26,18 @@
 //	  tree-00001                    outboard Bao tree of the first file, see tree.go
 //	  held-00001                    its verified groups, see heldset.go
 //	  model.gguf                    its data; of a split set model-00001-of-0000N.gguf
+//	  kept-model.gguf               in its place a clone or a link of an imported file, see keep.go
 //	.new-*, .trash-*, *.tmp         left by a crash, removed by Open
 //
-// No name that a peer sent reaches the disk. A file that was imported has no data here:
-// the manifest says where it is, and by which size, time and inode a change is noticed.
-// That much is trusted until Verify hashes it again.
+// No name that a peer sent reaches the disk. A file that was imported is only ever read:
+// the manifest says where the user has it and how it is kept, and by which size, time and
+// inode a change is noticed. That much is trusted until Verify hashes it again. A clone
+// does not see what the user does with his file; a link sees changes and outlives its
+// deletion; a file that is only named must stay where it is.
+//
+// The limit is for what the store takes beside the user's own files, so a clone or a link
+// is not counted: it shares its blocks with the user's file. When that is deleted they stay
+// in use, no more than were before, until the model is removed.
 //
 // # Concurrency
 //

@@ -19,10 +19,12 @@ import (
 const maxHashers = 4
 
 // Import takes a complete local model in: one path of it, or all in order. It reads
-// every byte once, for the tree and the hash. The files stay where they are, only
-// read, and are not counted against the limit; their trees are. Import of files that
-// are known and unchanged, also under new names, reads nothing. A model that was held
-// in part gives its own copy up.
+// every byte once, for the tree and the hash. The store keeps a clone of the files where
+// the file system can make one (Linux: XFS, Btrfs, …), else a hard link where they are on
+// the store's file system, else only their names; see keep. They are only read, and are
+// not counted against the limit; their trees are. Import of files that are known and
+// unchanged, also under new names, reads nothing. A model that was held in part gives its
+// own copy up.
 //
 // Slices, stages and backbones are refused: they are not the whole model.
 func (s *Store) Import(ctx context.Context, paths []string, progress func(done, total int64)) (*Model, error) {
@@ -61,7 +63,7 @@ func (s *Store) Import(ctx context.Context, paths []string, progress func(done, 
 	s.opMu.Lock()
 	defer s.opMu.Unlock()
 	if m := s.Model(id); m != nil {
-		return m, s.refer(m, sources, trees)
+		return m, s.refer(m, s.keep(m.dir, sources), trees)
 	}
 	return s.install(id, man, trees)
 }
@@ -106,14 +108,20 @@ func (s *Store) known(sources []source) (*Model, error) {
 	for _, m := range s.Models() {
 		man := m.manifest()
 		same, renamed := len(man.Files) == len(sources), false
+		moved := make([]source, len(sources))
 		for i := 0; same && i < len(sources); i++ {
 			old := man.Files[i].Source
-			same = old != nil && old.sameFile(sources[i]) && m.HasTree(i)
-			renamed = renamed || same && old.Path != sources[i].Path
+			if same = old != nil && old.user().sameFile(sources[i]) && m.HasTree(i); same {
+				renamed = renamed || old.Path != sources[i].Path
+				moved[i] = *old
+				moved[i].Path = sources[i].Path
+			}
 		}
 		switch {
-		case same && (renamed || m.Err() != nil):
-			return m, s.refer(m, sources, nil)
+		case same && m.Err() != nil:
+			return m, s.refer(m, s.keep(m.dir, sources), nil)
+		case same && renamed:
+			return m, s.refer(m, moved, nil)
 		case same:
 			return m, nil
 		}
@@ -144,7 +152,7 @@ func (s *Store) refer(m *Model, sources []source, trees [][]byte) error {
 	for i := range sources {
 		old := m.files[i]
 		f := &file{
-			path: sources[i].Path, source: &sources[i], tree: old.tree, leaves: old.leaves, busy: old.busy,
+			path: m.sourcePath(i, &sources[i]), source: &sources[i], tree: old.tree, leaves: old.leaves, busy: old.busy,
 			held: newGroupSet(sources[i].Size), pending: newGroupSet(sources[i].Size), saved: newGroupSet(sources[i].Size),
 		}
 		if old.data != nil {

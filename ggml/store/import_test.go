@@ -173,66 +173,69 @@ func TestImport(t *testing.T) {
 		name  string
 		files [][]byte
 	}{{"one file", [][]byte{whole}}, {"split, first part without tensors", splitTiny(t)}} {
-		t.Run(tt.name, func(t *testing.T) {
-			fx, dir, folder := newFixture(tt.files...), t.TempDir(), t.TempDir()
-			paths := writeFiles(t, folder, tt.files...)
-			total := int64(0)
-			for _, b := range tt.files {
-				total += int64(len(b))
-			}
-			s := openStore(t, dir, 1<<20) // which a copy would exceed
-			m := mustImport(t, s, total, paths[len(paths)-1])
-			if m.ID() != fx.id {
-				t.Fatalf("imported as %v, want %v", m.ID(), fx.id)
-			}
-			fx.checkHeld(t, m)
-			for i := range fx.trees {
-				if tree, err := os.ReadFile(filepath.Join(m.dir, treeName(i))); err != nil || !bytes.Equal(tree, fx.trees[i]) {
-					t.Errorf("file %d: the tree is not that of the Bao library: %v", i, err)
-				}
-				if m.Path(i) != paths[i] {
-					t.Errorf("file %d is at %s, want %s", i, m.Path(i), paths[i])
-				}
-			}
-			if again := mustImport(t, s, 0, paths...); again != m {
-				t.Error("a second import made another model")
-			}
-			checkLimit(t, s)
-			s.Close()
-
-			s = openStore(t, dir, 1<<20)
-			m = s.Model(fx.id)
-			if err := m.Err(); err != nil || !m.Complete() {
-				t.Fatalf("after a restart: complete %v, %v", m.Complete(), err)
-			}
-			moved := t.TempDir()
-			for i := range paths {
-				to := filepath.Join(moved, filepath.Base(paths[i]))
-				if err := os.Rename(paths[i], to); err != nil {
-					t.Fatal(err)
-				}
-				paths[i] = to
-			}
-			mustImport(t, s, 0, paths[0]) // the same files under other names
-			if m.Path(0) != paths[0] {
-				t.Errorf("the moved file is at %s", m.Path(0))
-			}
-			if err := s.Verify(t.Context(), fx.id, (&watch{t: t}).progress); err != nil {
-				t.Error(err)
-			}
-			if err := s.Remove(fx.id); err != nil {
-				t.Fatal(err)
-			}
-			for i, path := range paths {
-				if b, err := os.ReadFile(path); err != nil || !bytes.Equal(b, tt.files[i]) {
-					t.Errorf("Remove touched %s: %v", path, err)
-				}
-			}
-		})
+		for _, way := range []string{keptClone, keptLink, ""} {
+			t.Run(tt.name+" "+way, func(t *testing.T) { importFiles(t, way, tt.files) })
+		}
 	}
 }
 
-// TestImportChanges has imported files vanish or change, while the store is open and
+func importFiles(t *testing.T, way string, files [][]byte) {
+	fx, dir := newFixture(files...), t.TempDir()
+	paths := writeFiles(t, t.TempDir(), files...)
+	total := int64(0)
+	for _, b := range files {
+		total += int64(len(b))
+	}
+	s := keeping(t, way, dir, 1<<20) // which a copy would exceed
+	m := mustImport(t, s, total, paths[len(paths)-1])
+	if m.ID() != fx.id {
+		t.Fatalf("imported as %v, want %v", m.ID(), fx.id)
+	}
+	fx.checkHeld(t, m)
+	for i := range fx.trees {
+		if tree, err := os.ReadFile(filepath.Join(m.dir, treeName(i))); err != nil || !bytes.Equal(tree, fx.trees[i]) {
+			t.Errorf("file %d: the tree is not that of the Bao library: %v", i, err)
+		}
+	}
+	checkKept(t, m, way, paths)
+	if again := mustImport(t, s, 0, paths...); again != m {
+		t.Error("a second import made another model")
+	}
+	checkLimit(t, s)
+	s.Close()
+
+	s = keeping(t, way, dir, 1<<20)
+	m = s.Model(fx.id)
+	if err := m.Err(); err != nil || !m.Complete() {
+		t.Fatalf("after a restart: complete %v, %v", m.Complete(), err)
+	}
+	moved := t.TempDir()
+	for i := range paths {
+		to := filepath.Join(moved, filepath.Base(paths[i]))
+		if err := os.Rename(paths[i], to); err != nil {
+			t.Fatal(err)
+		}
+		paths[i] = to
+	}
+	mustImport(t, s, 0, paths[0]) // the same files under other names
+	checkKept(t, m, way, paths)
+	if err := s.Verify(t.Context(), fx.id, (&watch{t: t}).progress); err != nil {
+		t.Error(err)
+	}
+	if err := m.Drop(0, []Span{{0, Group}}); err == nil {
+		t.Error("a part of an imported file was dropped")
+	}
+	if err := s.Remove(fx.id); err != nil {
+		t.Fatal(err)
+	}
+	for i, path := range paths {
+		if b, err := os.ReadFile(path); err != nil || !bytes.Equal(b, files[i]) {
+			t.Errorf("Remove touched %s: %v", path, err)
+		}
+	}
+}
+
+// TestImportChanges has imported files that are not kept vanish or change, while the store is open and
 // while it is not.
 func TestImportChanges(t *testing.T) {
 	fx := tinyFixture(t)
@@ -251,7 +254,7 @@ func TestImportChanges(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			dir := t.TempDir()
 			path := writeFiles(t, t.TempDir(), fx.data[0])[0]
-			s := openStore(t, dir, 0)
+			s := keeping(t, "", dir, 0)
 			m := mustImport(t, s, fx.sums[0].Size, path)
 			if err := tt.change(path); err != nil {
 				t.Fatal(err)
@@ -263,7 +266,7 @@ func TestImportChanges(t *testing.T) {
 				}
 			}
 			s.Close()
-			s = openStore(t, dir, 0)
+			s = keeping(t, "", dir, 0)
 			m = s.Model(fx.id)
 			if err := m.Err(); err == nil || !strings.Contains(err.Error(), path) || !strings.Contains(err.Error(), "import it again") {
 				t.Errorf("Err = %v, want words about %s", err, path)
@@ -322,7 +325,7 @@ func TestImportOfPartialModel(t *testing.T) {
 		t.Error("the import replaced the model or its pin")
 	}
 	fx.checkHeld(t, m)
-	if left, _ := filepath.Glob(filepath.Join(m.dir, "*.gguf")); len(left) > 0 {
+	if left, _ := filepath.Glob(filepath.Join(m.dir, "model*.gguf")); len(left) > 0 {
 		t.Errorf("the own copy is still there: %v", left)
 	}
 	fx.mustWrite(t, m, 1, Span{0, Group}) // nothing to do: it is held

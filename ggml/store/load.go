@@ -24,13 +24,20 @@ func (s *Store) load(id gguf.ModelID) (*Model, error) {
 	}
 	m := newModel(s, id, dir, man)
 	m.used = baseCost(text)
+	for i, mf := range man.Files { // links first: nothing is to be written to a file of the user
+		if path := filepath.Join(dir, keptName(i, len(man.Files))); mf.Source == nil || mf.Source.Kept == "" {
+			if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+				return nil, err
+			}
+		}
+	}
 	for i, mf := range man.Files {
 		f := &file{source: mf.Source, busy: make(map[int]bool)}
 		m.files = append(m.files, f)
 		f.held, f.pending, f.saved = newGroupSet(mf.Size), newGroupSet(mf.Size), newGroupSet(mf.Size)
 		err := m.loadTree(i)
 		if f.source != nil {
-			f.path = f.source.Path
+			f.path = m.sourcePath(i, f.source)
 			f.open()
 			m.removeData(i) // a crash may have left it
 		} else {
@@ -82,7 +89,7 @@ func (m *Model) loadTree(i int) error {
 
 // open opens an imported file, unless it is not what it was.
 func (f *file) open() {
-	data, err := os.Open(f.source.Path)
+	data, err := os.Open(f.path)
 	if err == nil {
 		f.data = data
 		err = f.unchanged()
@@ -92,6 +99,14 @@ func (f *file) open() {
 		return
 	}
 	f.held.fill()
+}
+
+// sourcePath returns where the bytes of an imported file are read.
+func (m *Model) sourcePath(i int, src *source) string {
+	if src.Kept != "" {
+		return filepath.Join(m.dir, keptName(i, len(m.sums)))
+	}
+	return src.Path
 }
 
 // loadData opens the sparse file of a model that the store fills.

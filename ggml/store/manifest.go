@@ -39,10 +39,20 @@ type manifestFile struct {
 
 // source says where an imported file is, and how a change of it is noticed.
 type source struct {
-	Path  string `json:"path"` // absolute
-	Size  int64  `json:"size"`
-	MTime int64  `json:"mtime"` // in nanoseconds since 1970
-	Inode uint64 `json:"inode"` // 0 where the system has none
+	Path   string `json:"path"` // absolute, where the user has it
+	Size   int64  `json:"size"`
+	MTime  int64  `json:"mtime"`            // in nanoseconds since 1970
+	Inode  uint64 `json:"inode"`            // of what is read; 0 where the system has none
+	Kept   string `json:"kept,omitempty"`   // keptClone or keptLink: what is read is in the model's folder
+	Origin uint64 `json:"origin,omitempty"` // inode of the user's file, if it is kept
+}
+
+// user returns the user's file, of which this is what is read.
+func (s source) user() source {
+	if s.Kept != "" {
+		s.Inode = s.Origin
+	}
+	return s
 }
 
 // sameFile reports whether two sources are one unchanged file, by whatever path.
@@ -69,6 +79,9 @@ func parseManifest(id gguf.ModelID, text []byte) (*manifest, error) {
 	for i, f := range m.Files {
 		if s := f.Source; s != nil && (len(s.Path) > maxPathBytes || !filepath.IsAbs(s.Path) || strings.ContainsRune(s.Path, 0)) {
 			return nil, fmt.Errorf("file %d: the source is not an absolute path of at most %d bytes", i+1, maxPathBytes)
+		}
+		if s := f.Source; s != nil && s.Kept != "" && s.Kept != keptClone && s.Kept != keptLink {
+			return nil, fmt.Errorf("file %d: kept as %.20q, this program knows %s and %s", i+1, s.Kept, keptClone, keptLink)
 		}
 	}
 	return &m, checkSums(id, m.sums())

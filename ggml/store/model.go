@@ -111,7 +111,7 @@ func (m *Model) Complete() bool {
 }
 
 // Path returns where the bytes of a file are: a sparse file, zero where bytes are not
-// held, or the imported file.
+// held, or the imported file as it is kept.
 func (m *Model) Path(file int) string {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -235,7 +235,11 @@ func (f *file) unchanged() error {
 		return err
 	}
 	if now := stamp(f.source.Path, info); !now.sameFile(*f.source) {
-		return fmt.Errorf("%s is another file, or has another size or time, than when it was imported", f.source.Path)
+		path := f.source.Path
+		if f.source.Kept == keptClone {
+			path = f.path
+		}
+		return fmt.Errorf("%s is another file, or has another size or time, than when it was imported", path)
 	}
 	return nil
 }

@@ -105,11 +105,11 @@ func (s *Store) openEntry(name string) error {
 	return nil
 }
 
-// folderBytes returns the disk space of the files in a folder.
+// folderBytes returns the disk space of the files in a folder, as it is counted.
 func folderBytes(path string) (n int64) {
 	entries, _ := os.ReadDir(path)
 	for _, e := range entries {
-		if info, err := e.Info(); err == nil {
+		if info, err := e.Info(); err == nil && !strings.HasPrefix(e.Name(), keptPrefix) {
 			n += allocated(info)
 		}
 	}
@@ -222,8 +222,10 @@ func (s *Store) install(id gguf.ModelID, man *manifest, trees [][]byte) (*Model,
 	if _, err := os.Stat(s.folder(id)); err == nil {
 		return nil, fmt.Errorf("store: model %v is there and cannot be read: remove it first", id)
 	}
-	text, err := man.encode()
+	tmp := filepath.Join(s.dir, newPrefix+id.String())
+	text, err := s.beginFolder(tmp, man)
 	if err != nil {
+		os.RemoveAll(tmp)
 		return nil, fmt.Errorf("store: model %v: %w", id, err)
 	}
 	need := baseCost(text)
@@ -234,9 +236,9 @@ func (s *Store) install(id gguf.ModelID, man *manifest, trees [][]byte) (*Model,
 	}
 	m := &Model{store: s} // who is charged until the real one is
 	if err := s.charge(m, need); err != nil {
+		os.RemoveAll(tmp)
 		return nil, err
 	}
-	tmp := filepath.Join(s.dir, newPrefix+id.String())
 	err = s.fillFolder(tmp, man, text, trees)
 	if err == nil {
 		err = s.disk.rename(tmp, s.folder(id))
@@ -263,14 +265,31 @@ func (s *Store) install(id gguf.ModelID, man *manifest, trees [][]byte) (*Model,
 // replaced by a second one, and the folder.
 func baseCost(manifest []byte) int64 { return 2*blocks(int64(len(manifest))) + diskBlock }
 
-// fillFolder writes all files of a model that holds nothing.
-func (s *Store) fillFolder(dir string, man *manifest, text []byte, trees [][]byte) error {
+// beginFolder makes a model's folder with the imported files that it keeps, and returns
+// the manifest that says so.
+func (s *Store) beginFolder(dir string, man *manifest) ([]byte, error) {
 	if err := os.RemoveAll(dir); err != nil {
-		return err
+		return nil, err
 	}
 	if err := os.Mkdir(dir, 0o755); err != nil {
-		return err
+		return nil, err
 	}
+	var sources []source
+	for _, f := range man.Files {
+		if f.Source != nil {
+			sources = append(sources, *f.Source)
+		}
+	}
+	if len(sources) > 0 { // all files have one, or none has
+		for i, kept := range s.keep(dir, sources) {
+			man.Files[i].Source = &kept
+		}
+	}
+	return man.encode()
+}
+
+// fillFolder writes all other files of a model that holds nothing.
+func (s *Store) fillFolder(dir string, man *manifest, text []byte, trees [][]byte) error {
 	if err := s.disk.create(filepath.Join(dir, manifestName), text); err != nil {
 		return err
 	}
@@ -304,7 +323,7 @@ func (s *Store) makeSparse(path string, size int64) error {
 
 func (s *Store) folder(id gguf.ModelID) string { return filepath.Join(s.dir, id.String()) }
 
-// Remove deletes a model and gives its space back. Imported files stay where they are.
+// Remove deletes a model and gives its space back. The user's files stay where they are.
 func (s *Store) Remove(id gguf.ModelID) error {
 	s.opMu.Lock()
 	defer s.opMu.Unlock()

@@ -128,7 +128,7 @@ func (m *Model) discard(i int, f *file, wrong []Span) error {
 	case !imported:
 		return m.Drop(i, wrong)
 	}
-	man, bad := m.manifest(), &source{Path: f.path} // which no file is like
+	man, bad := m.manifest(), &source{Path: f.source.Path, Kept: f.source.Kept} // which no file is like
 	man.Files[i].Source = bad
 	if err := m.store.writeManifest(m.id, man); err != nil {
 		return err
