@@ -59,7 +59,7 @@ type StageConfig struct {
 	Sequences   int   // sessions at once, the sequences of Compute: 4
 	Context     int   // tokens of one session, prompt and answer: 8192
 	Batch       int   // rows of one Decode: 512
-	Chunk       int   // rows of prompts in one Decode while answers run: a quarter of Batch
+	Chunk       int   // rows of prompts in one Decode while answers run: a quarter of Batch, at least 17
 	MemoryBytes int64 // for the rows that are kept and that wait: 1 GiB
 	MaxLinks    int   // incoming: 256
 
@@ -80,7 +80,7 @@ func (c *StageConfig) validate() error {
 	setDefault(&c.Sequences, 4)
 	setDefault(&c.Context, 8192)
 	setDefault(&c.Batch, 512)
-	setDefault(&c.Chunk, max(c.Batch/4, 1))
+	setDefault(&c.Chunk, max(c.Batch/4, MaxDraft+1))
 	setDefault(&c.MemoryBytes, 1<<30)
 	setDefault(&c.MaxLinks, 256)
 	setDefault(&c.Grace, 15*time.Second)
@@ -104,8 +104,8 @@ func (c *StageConfig) validate() error {
 		return fmt.Errorf("ring: a stage of layers %v of %d", c.Layers, c.Total)
 	case c.Width < 1 || c.Width > MaxWidth:
 		return fmt.Errorf("ring: rows of %d elements, want 1 to %d", c.Width, MaxWidth)
-	case c.Sequences < 1 || c.Context < 2 || c.Context > maxContext || c.Chunk < 1 || c.Chunk > c.Batch || c.Batch <= MaxDraft:
-		return fmt.Errorf("ring: %d sequences, context %d, batch %d, chunk %d: all must be positive, the batch above %d and not below the chunk",
+	case c.Sequences < 1 || c.Context < 2 || c.Context > maxContext || c.Chunk <= MaxDraft || c.Batch-c.Chunk <= MaxDraft:
+		return fmt.Errorf("ring: %d sequences, context %d, batch %d, chunk %d: all must be positive, the chunk above %d, and the batch above the chunk by as much",
 			c.Sequences, c.Context, c.Batch, c.Chunk, MaxDraft)
 	case c.Precision != F32 && c.Precision != F16:
 		return fmt.Errorf("ring: precision %d", c.Precision)

@@ -31,10 +31,12 @@ func (st *Stage) compute() {
 }
 
 // wantRows marks the rows of a share whose logits are sampled. A new last stage, which is refilled,
-// draws only what the entry does not know yet.
+// draws what the entry does not know yet, and what drafts have to be compared with.
 func (st *Stage) wantRows(sh *share) {
-	for i := range sh.n {
-		st.step.want = append(st.step.want, st.step.flags[sh.at+i]&rowWant != 0 && sh.from+i >= sh.known-1)
+	flags := st.step.flags[sh.at : sh.at+sh.n]
+	for i, f := range flags {
+		drafts := f&rowDraft != 0 || i+1 < len(flags) && flags[i+1]&rowDraft != 0
+		st.step.want = append(st.step.want, f&rowWant != 0 && (drafts || sh.from+i >= sh.known-1))
 	}
 }
 
@@ -94,7 +96,9 @@ func (st *Stage) fail(sh *share, err error) {
 // drawShare draws the tokens of a share, whose rows in the latest batch begin at row.
 func (st *Stage) drawShare(sh *share, row int) {
 	if st.last {
-		sh.code, sh.text = st.draw(sh, row)
+		if sh.code, sh.text = st.draw(sh, row); sh.code != 0 {
+			st.rewind(sh)
+		}
 	}
 }
 
@@ -181,6 +185,7 @@ func (st *Stage) deliverLocked(sh *share) {
 		st.tellLocked(s)
 		return
 	}
+	s.out.confirm()
 	for i := range sh.n {
 		at := sh.at + i
 		s.out.add(p.out[at*st.cfg.Width:(at+1)*st.cfg.Width], p.token[at], p.flags[at])

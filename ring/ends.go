@@ -175,7 +175,7 @@ func (st *Stage) draw(sh *share, row int) (Code, string) {
 		case pos == len(d.tokens) || d.tokens[pos] != token:
 			d.put(pos, token)
 		}
-		if flags&rowWant == 0 || pos < sh.known-1 || d.finish != running && pos == len(d.tokens)-1 {
+		if !st.step.want[sh.at+i] || d.finish != running && pos == len(d.tokens)-1 {
 			continue
 		}
 		t, end := sh.sampler.Sample(row+i, pos+1, d.tokens[min(s.prompt, pos+1):pos+1])

@@ -24,9 +24,10 @@ type Entry struct {
 	loop sync.WaitGroup // pulse and sessions
 	done chan struct{}
 
-	mu       sync.Mutex // guards the rest, and the fields of sessions that say so
-	sessions map[uint64]*Session
-	closing  bool
+	mu        sync.Mutex // guards the rest, and the fields of sessions that say so
+	sessions  map[uint64]*Session
+	farewells map[*way][]farewell
+	closing   bool
 }
 
 // NewEntry returns an entry that serves until Close.
@@ -34,7 +35,7 @@ func NewEntry(cfg EntryConfig) (*Entry, error) {
 	if err := cfg.validate(); err != nil {
 		return nil, err
 	}
-	e := &Entry{cfg: cfg, sessions: map[uint64]*Session{}, done: make(chan struct{})}
+	e := &Entry{cfg: cfg, sessions: map[uint64]*Session{}, farewells: map[*way][]farewell{}, done: make(chan struct{})}
 	e.ways = ways{dialer: cfg.Dialer, timing: &e.cfg.Timing, logger: cfg.Logger, hello: e.hello, owner: e, mu: &e.mu}
 	e.ways.init()
 	e.loop.Go(e.pulse)
@@ -144,9 +145,32 @@ func (e *Entry) wayUpLocked(w *way) {
 			s.sendOpenLocked()
 		}
 	}
+	for _, c := range e.farewells[w] {
+		w.l.send(frameClose, c.id, putClose(nil, c.closing))
+	}
+	delete(e.farewells, w)
+}
+
+// farewell is a CLOSE for a stage that the entry had no link to.
+type farewell struct {
+	id uint64
+	closing
+}
+
+// farewellLocked tells all stages that a session is over, when those before them may be lost.
+func (e *Entry) farewellLocked(s *Session) {
+	f := farewell{s.id, closing{s.epoch, false, s.key}}
+	for _, h := range s.chain {
+		if w := e.ways.getLocked(h); w.l != nil {
+			w.l.send(frameClose, f.id, putClose(nil, f.closing))
+		} else {
+			e.farewells[w] = append(e.farewells[w], f)
+		}
+	}
 }
 
 func (e *Entry) wayDownLocked(w *way, err error) {
+	delete(e.farewells, w)
 	code, text := trouble(err)
 	for _, s := range e.sessions {
 		if s.next == w {
@@ -195,8 +219,8 @@ func (e *Entry) wayFrame(w *way, f p2p.Frame) error {
 			s.troubleLocked(r)
 		}
 	case frameClose:
-		var epoch uint32
-		if epoch, _, err = decodeClose(f.Payload); err == nil && s != nil && epoch >= s.epoch {
+		var c closing
+		if c, err = decodeClose(f.Payload); err == nil && s != nil && c.epoch >= s.epoch {
 			s.troubleLocked(report{s.epoch, CodeUnknown, 0, "the session was freed"})
 		}
 	case frameDrain:

@@ -63,7 +63,7 @@ func (f *fleet) stage(name string, layers gguf.Range, change ...func(*StageConfi
 	m.double = newDouble(f.t, layers)
 	cfg := StageConfig{
 		Peer: name, Model: testModel, Layers: layers, Total: testLayers, Width: testWidth, Compute: m.double,
-		Dialer: f.dialer(name), CanTruncate: true, Sequences: 16, Context: 512, Batch: 64, Chunk: 16, Logger: testLogger(f.t),
+		Dialer: f.dialer(name), CanTruncate: true, Sequences: 16, Context: 512, Batch: 64, Chunk: 20, Logger: testLogger(f.t),
 	}
 	for _, c := range change {
 		c(&cfg, m.double)

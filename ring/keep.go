@@ -30,6 +30,13 @@ func (k *kept) add(row []float32, token int32, flags uint8) {
 	copy(k.row(i), row)
 }
 
+// confirm is called when a row comes behind the last one: then drafts there were right.
+func (k *kept) confirm() {
+	for i := len(k.flags) - 1; i >= 0 && k.flags[i]&rowDraft != 0; i-- {
+		k.flags[i] = 0
+	}
+}
+
 // truncate drops the rows at positions >= n.
 func (k *kept) truncate(n int) {
 	if n < len(k.tokens) {

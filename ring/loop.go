@@ -216,9 +216,12 @@ func (st *Stage) pick() bool {
 		}
 	}
 	slices.SortFunc(p.order, func(a, b *session) int { return cmp.Compare(a.turn, b.turn) })
-	answers, quota := 0, st.quotaLocked()
+	answers, quota, most := 0, st.quotaLocked(), st.cfg.Batch
+	if slices.ContainsFunc(p.order, func(s *session) bool { return !st.isShort(s) }) {
+		most -= st.cfg.Chunk // what is left has room for any draft with the row before it
+	}
 	for _, s := range p.order {
-		if st.isShort(s) && answers < quota && st.shareLocked(s, st.cfg.Batch-len(p.pos)) {
+		if st.isShort(s) && answers < quota && st.shareLocked(s, most-len(p.pos)) {
 			answers++
 		}
 	}
@@ -228,7 +231,7 @@ func (st *Stage) pick() bool {
 	}
 	for _, s := range p.order {
 		before := len(p.pos)
-		if !st.isShort(s) && st.shareLocked(s, room) {
+		if s.share == 0 && !st.isShort(s) && st.shareLocked(s, room) {
 			room -= len(p.pos) - before
 		}
 	}
@@ -241,7 +244,7 @@ func (st *Stage) isShort(s *session) bool {
 	if st.first {
 		return len(s.front.tokens)-s.cells == 1
 	}
-	return s.share == 0 && s.in.len() <= MaxDraft+1
+	return s.in.len() <= MaxDraft+1
 }
 
 // quotaLocked is how many answers the first stage has in a batch. With fewer than all of them

@@ -1,6 +1,7 @@
 package ring
 
 import (
+	"bytes"
 	"fmt"
 	"time"
 
@@ -74,8 +75,8 @@ func (st *Stage) wayFrame(w *way, f p2p.Frame) error {
 			st.reportLocked(s, r.code, r.hop, r.text)
 		}
 	case frameClose:
-		var epoch uint32
-		if epoch, _, err = decodeClose(f.Payload); err == nil && s != nil && epoch >= s.epoch {
+		var c closing
+		if c, err = decodeClose(f.Payload); err == nil && s != nil && c.epoch >= s.epoch && bytes.Equal(c.key, s.key) {
 			st.freeLocked(s, nil, w)
 		}
 	case frameDrain:

@@ -150,7 +150,7 @@ func (s *Session) change(chain Chain) {
 	defer s.e.mu.Unlock()
 	same := s.chain.sameWindows(chain)
 	if s.next != nil && s.next.l != nil && (!same || s.chain[0] != chain[0]) {
-		s.next.l.send(frameClose, s.id, putClose(nil, s.epoch, same))
+		s.next.l.send(frameClose, s.id, putClose(nil, closing{s.epoch, same, s.key}))
 	}
 	if !same {
 		s.renewLocked()

@@ -26,7 +26,7 @@ type Session struct {
 	epoch   uint32
 	chain   Chain
 	next    *way
-	ready   bool      // the ring is closed
+	ready   bool      // the ring is closed, as far as is known
 	begun   time.Time // of this epoch
 	tokens  []int32   // prompt and answer
 	read    int       // tokens before this position were returned by Next
@@ -160,6 +160,7 @@ func (s *Session) troubleLocked(r report) {
 	if r.code == CodeLeaving && slices.Contains(s.quit, s.chain[r.hop]) {
 		return
 	}
+	s.ready = s.ready && (r.code == CodeLeaving || r.code.final())
 	if s.report == nil || s.report.code == CodeLeaving && r.code != CodeLeaving {
 		s.report = &r
 		s.hurry()
@@ -186,8 +187,10 @@ func (s *Session) run(ctx context.Context) {
 	e := s.e
 	e.mu.Lock()
 	delete(e.sessions, s.id)
-	if s.next != nil && s.next.l != nil {
-		s.next.l.send(frameClose, s.id, putClose(nil, s.epoch, false))
+	if s.ready && s.next != nil && s.next.l != nil {
+		s.next.l.send(frameClose, s.id, putClose(nil, closing{s.epoch, false, s.key}))
+	} else if !e.closing {
+		e.farewellLocked(s)
 	}
 	s.err, s.next = err, nil
 	e.mu.Unlock()

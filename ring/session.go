@@ -85,10 +85,9 @@ func (st *Stage) frame(l *link, f p2p.Frame) error {
 			st.tokens(l, f.ID, t)
 		}
 	case frameClose:
-		var epoch uint32
-		var here bool
-		if epoch, here, err = decodeClose(f.Payload); err == nil {
-			st.closed(l, f.ID, epoch, here)
+		var c closing
+		if c, err = decodeClose(f.Payload); err == nil {
+			st.closed(l, f.ID, c)
 		}
 	default:
 		err = fmt.Errorf("frame of type %d from a predecessor", f.Type)
@@ -173,7 +172,7 @@ func (st *Stage) enterLocked(l *link, id uint64, o *opening) (Code, string) {
 	}
 	hop := s.chain[s.nextHop()]
 	if old != nil && old.hop != hop && old.l != nil {
-		old.l.send(frameClose, id, putClose(nil, oldEpoch, true))
+		old.l.send(frameClose, id, putClose(nil, closing{oldEpoch, true, s.key}))
 	}
 	s.next = st.ways.getLocked(hop)
 	if s.next.l != nil {
@@ -267,15 +266,16 @@ func (st *Stage) breakLocked(s *session, code Code, hop int, text string) {
 	st.reportLocked(s, code, hop, text)
 }
 
-// closed serves a CLOSE of a predecessor, or of the last stage.
-func (st *Stage) closed(l *link, id uint64, epoch uint32, here bool) {
+// closed serves a CLOSE of a predecessor, of the last stage, or of an entry that cannot reach those
+// before this one.
+func (st *Stage) closed(l *link, id uint64, c closing) {
 	st.mu.Lock()
 	defer st.mu.Unlock()
 	s := st.sessions[id]
-	if s == nil || epoch < s.epoch || s.pred != l && s.ret != l {
+	if s == nil || c.epoch < s.epoch || !bytes.Equal(c.key, s.key) {
 		return
 	}
-	if here {
+	if c.here {
 		st.dropLocked(s)
 		return
 	}
@@ -286,11 +286,11 @@ func (st *Stage) closed(l *link, id uint64, epoch uint32, here bool) {
 func (st *Stage) freeLocked(s *session, but *link, butWay *way) {
 	for _, l := range []*link{s.pred, s.ret} {
 		if l != nil && l != but {
-			l.send(frameClose, s.id, putClose(nil, s.epoch, false))
+			l.send(frameClose, s.id, putClose(nil, closing{s.epoch, false, s.key}))
 		}
 	}
 	if s.next != nil && s.next != butWay && s.next.l != nil {
-		s.next.l.send(frameClose, s.id, putClose(nil, s.epoch, false))
+		s.next.l.send(frameClose, s.id, putClose(nil, closing{s.epoch, false, s.key}))
 	}
 	st.dropLocked(s)
 }

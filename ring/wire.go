@@ -29,7 +29,7 @@ package ring
 //	9 ERROR    aft    session  epoch u32, code u16, hop u16 (the stage that is meant by its place in
 //	                           the chain), UTF-8 text (up to maxText bytes). Passed back to the entry
 //	                  0        the same with epoch 0, hop 0: the link is refused or ends
-//	10 CLOSE   both   session  epoch u32, flags u32: 1 = only here, 0 = to be passed on
+//	10 CLOSE   both   session  epoch u32, flags u32 (1 = only here, 0 = to be passed on), key
 //	11 PING    fore   any      empty
 //	12 PONG    aft    of PING  empty
 //	13 DRAIN   aft    0        empty: aft will leave. It serves what it has; go elsewhere
@@ -375,19 +375,27 @@ func decodeReady(payload []byte) (epoch uint32, err error) {
 
 const closeHere = 1 // flag of CLOSE
 
-func putClose(dst []byte, epoch uint32, here bool) []byte {
-	flags := uint32(0)
-	if here {
-		flags = closeHere
-	}
-	return binary.LittleEndian.AppendUint32(binary.LittleEndian.AppendUint32(dst, epoch), flags)
+// closing is a CLOSE.
+type closing struct {
+	epoch uint32
+	here  bool
+	key   []byte // a view of the payload
 }
 
-func decodeClose(payload []byte) (epoch uint32, here bool, err error) {
-	if len(payload) != 8 || binary.LittleEndian.Uint32(payload[4:]) > closeHere {
-		return 0, false, fmt.Errorf("close frame of %d bytes is malformed", len(payload))
+func putClose(dst []byte, c closing) []byte {
+	flags := uint32(0)
+	if c.here {
+		flags = closeHere
 	}
-	return binary.LittleEndian.Uint32(payload), payload[4] == closeHere, nil
+	dst = binary.LittleEndian.AppendUint32(binary.LittleEndian.AppendUint32(dst, c.epoch), flags)
+	return append(dst, c.key...)
+}
+
+func decodeClose(payload []byte) (c closing, err error) {
+	if len(payload) != 8+keySize || binary.LittleEndian.Uint32(payload[4:]) > closeHere {
+		return c, fmt.Errorf("close frame of %d bytes is malformed", len(payload))
+	}
+	return closing{binary.LittleEndian.Uint32(payload), payload[4] == closeHere, payload[8:]}, nil
 }
 
 // report is an ERROR of a session, or with epoch 0 of a link.
