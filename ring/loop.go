@@ -207,7 +207,7 @@ func (st *Stage) pick() bool {
 	p.seq, p.pos, p.token, p.rows, p.flags = p.seq[:0], p.pos[:0], p.token[:0], p.rows[:0], p.flags[:0]
 	for i := range st.slots {
 		s := st.slots[i].s
-		if from, ok := st.waitingLocked(s); ok && from == s.cells && (!st.last || st.slots[i].sampler != nil) {
+		if from, ok := st.waitingLocked(s); ok && !st.slots[i].dirty && from == s.cells && (!st.last || st.slots[i].sampler != nil) {
 			if s.turn == 0 {
 				st.turn++
 				s.turn = st.turn

@@ -189,9 +189,10 @@ func (st *Stage) newSessionLocked(id uint64, o *opening) (*session, Code, string
 	}
 	seq := -1
 	for i := range st.slots {
-		if sl := &st.slots[i]; sl.s == nil && !sl.dirty {
-			seq = i
-			break
+		if sl := &st.slots[i]; sl.s == nil && (seq < 0 || !sl.dirty) { // a dirty one is cleaned before its first row
+			if seq = i; !sl.dirty {
+				break
+			}
 		}
 	}
 	if seq < 0 {
