@@ -50,6 +50,7 @@ func newDHT(h *Host) (*dht.IpfsDHT, error) {
 		dht.Mode(mode),
 		dht.DisableValues(),
 		dht.OnRequestHook(h.requests.check),
+		dht.AddressFilter(h.toldInDHT),
 		dht.ProviderManagerOpts(records.ProvideValidity(providerTTL),
 			records.ProviderAddrTTL(providerTTL), records.CleanupInterval(providerCleanup)))
 }

@@ -174,7 +174,7 @@ func (h *Host) exchange(s network.Stream) (*Peer, error) {
 	}
 	ours, said := h.ownHello()
 	if isRelayed(via) {
-		ours.Addrs = h.directAddrs()
+		ours.Addrs = h.directAddrs(scopeOf(via.RemoteMultiaddr()))
 	}
 	theirs, admitted, err := h.judgeEachOther(s, ours, id)
 	if err != nil {

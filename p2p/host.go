@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"slices"
 	"sync"
 	"time"
 
@@ -15,6 +16,7 @@ import (
 	"github.com/libp2p/go-libp2p/core/network"
 	"github.com/libp2p/go-libp2p/core/peer"
 	"github.com/libp2p/go-libp2p/p2p/transport/quicreuse"
+	ma "github.com/multiformats/go-multiaddr"
 )
 
 // closeTimeout is how long Close waits for handlers to return.
@@ -364,14 +366,19 @@ func (h *Host) up() (host.Host, error) {
 	return h.node, nil
 }
 
-// Addrs are the multiaddrs, with /p2p/ID, under which this host listens.
+// Addrs are the multiaddrs, with /p2p/ID, under which this host is reached, those included
+// that are of use on this machine or link only and that others are not told.
 func (h *Host) Addrs() []string {
 	node, err := h.up()
 	if err != nil {
 		return nil
 	}
+	addrs := node.Addrs()
+	if own, err := node.Network().InterfaceListenAddresses(); err == nil {
+		addrs = append(addrs, slices.DeleteFunc(own, func(a ma.Multiaddr) bool { return circuitRank(a) > 0 })...)
+	}
 	var out []string
-	for _, a := range node.Addrs() {
+	for _, a := range ma.Unique(addrs) {
 		out = append(out, fmt.Sprintf("%s/p2p/%s", a, node.ID()))
 	}
 	return out

@@ -191,6 +191,10 @@ func (m *mdns) records() (texts, ips []string, err error) {
 	if err != nil {
 		return nil, nil, err
 	}
+	// A multicast goes no further than the link.
+	if near := within(onLink, addrs); len(near) > 0 {
+		addrs = near
+	}
 	for _, a := range addrs {
 		ip, isIP := firstIP(a)
 		text := fmt.Sprintf("%s%s/p2p/%s", mdnsPrefix, a, m.h.ID())

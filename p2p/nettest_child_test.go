@@ -5,6 +5,7 @@ package p2p_test
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -38,6 +39,7 @@ const nodePage = "a page of the node\n"
 type nodeSpec struct {
 	Identity string   // file
 	Listen   []string // nil: TCP and QUIC on port 4001 of the site's addresses
+	Lanes    string   // where lanes are listened for; "": port 4002 of the site's IPv4 addresses
 	NoLane   bool
 	Peers, Bootstrap, Relays,
 	Announce []string
@@ -151,7 +153,7 @@ func (c *child) run(in *bufio.Reader) (err error) {
 func startNode(spec nodeSpec, c *child) (*p2p.Host, error) {
 	cfg := p2p.Config{
 		Network: "nettest", Pack: "llama-v0.5.0/1", Agent: "kvasird/nettest", Protocols: []string{"echo/1"},
-		Listen: spec.Listen, LaneListen: "0.0.0.0:4002", NoLane: spec.NoLane,
+		Listen: spec.Listen, LaneListen: cmp.Or(spec.Lanes, "0.0.0.0:4002"), NoLane: spec.NoLane,
 		Peers: spec.Peers, Bootstrap: spec.Bootstrap, Relays: spec.Relays, Announce: spec.Announce,
 		MDNS: spec.MDNS, DHT: spec.DHT, Relay: spec.Relay, Reach: spec.Reach, Remember: spec.Remember,
 		Logger: slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelDebug})),

@@ -11,10 +11,13 @@ import (
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/pem"
+	"errors"
+	"fmt"
 	"io"
 	"math/big"
 	"net"
 	"net/http"
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -281,4 +284,37 @@ func TestNetNoMulticast(t *testing.T) {
 	echoes(b, c)
 	r := a.reports("a want of multicast", func(r p2p.Report) bool { return strings.Contains(r.MDNS, "multicast") })
 	t.Logf("%+v", r)
+}
+
+// Two networks that speak nothing but IPv6, whose nodes listen on all addresses that there
+// are: they meet, have lanes, and are told no address that leads nowhere.
+func TestNetIPv6(t *testing.T) {
+	w := newWorld(t)
+	sites := []*site{w.public("one", link{}), w.public("two", link{})}
+	for _, ns := range []string{w.wan(), sites[0].ns, sites[1].ns} {
+		w.check("IPv6 in "+ns, inNamespace(ns, func() error {
+			const conf = "/proc/sys/net/ipv6/conf/all/"
+			return errors.Join(os.WriteFile(conf+"disable_ipv6", []byte("0"), 0), os.WriteFile(conf+"forwarding", []byte("1"), 0))
+		}))
+	}
+	for _, s := range sites {
+		w.ip(w.wan(), "addr add fd00:%d::1/64 dev to%d nodad", s.n, s.n)
+		w.ip(s.ns, "addr add fd00:%d::2/64 dev up0 nodad\nroute add default via fd00:%d::1\naddr del %s/30 dev up0", s.n, s.n, s.addr)
+	}
+	for _, via := range []string{viaTCP, viaQUIC} {
+		spec := nodeSpec{Listen: []string{"/ip6/::" + via}, Lanes: "[::]:4002"}
+		a := sites[0].start(spec)
+		spec.Peers = []string{fmt.Sprintf("/ip6/fd00:%d::2%s/p2p/%s", sites[0].n, via, a.id)}
+		b := sites[1].start(spec)
+		if e := b.meets(a, p2p.Direct); !strings.HasPrefix(e.Addr, "/ip6/fd00:") {
+			t.Errorf("met at %s", e.Addr)
+		}
+		echoes(a, b)
+		var r besideResult
+		if err := b.call("beside", besideArg{Peer: a.id, Size: 1000, Count: 3, Bulk: true}, &r); err != nil || !r.Lane {
+			t.Errorf("%s: download with a lane %v: %v", via, r.Lane, err)
+		}
+		a.stop()
+		b.stop()
+	}
 }

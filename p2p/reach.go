@@ -80,7 +80,7 @@ func (h *Host) newNode() (host.Host, error) {
 		// Otherwise no node tries another's UDP address before a hundred dials of its own,
 		// and an address where nothing gets through is told for ever.
 		libp2p.UDPBlackHoleSuccessCounter(nil),
-		libp2p.AddrsFactory(func(addrs []ma.Multiaddr) []ma.Multiaddr { return append(addrs, cfg.announce...) }),
+		libp2p.AddrsFactory(func(addrs []ma.Multiaddr) []ma.Multiaddr { return tellable(append(addrs, cfg.announce...)) }),
 	}
 	if sharesPort(cfg.listen) {
 		options = append(options, libp2p.ShareTCPListener())

@@ -199,11 +199,14 @@ func openOver(t *testing.T, from, to *Host, want Path) Conn {
 // The side that has nothing but outgoing connections is told where the other listens.
 func TestHelloThroughRelayTellsAddresses(t *testing.T) {
 	h := startHost(t, nil)
-	if len(h.directAddrs()) == 0 {
+	if len(h.directAddrs(onMachine)) == 0 {
 		t.Fatal("no addresses")
 	}
 	record := h.cfg.hello(Capabilities{}, 1)
-	record.Addrs = append(h.directAddrs(), "/ip4/127.0.0.1/tcp/1/p2p/"+h.ID().String()+"/p2p-circuit", "nonsense")
+	if addrs := h.directAddrs(beyond); len(addrs) != 0 {
+		t.Errorf("a peer beyond this machine is told %v", addrs)
+	}
+	record.Addrs = append(h.directAddrs(onMachine), "/ip4/127.0.0.1/tcp/1/p2p/"+h.ID().String()+"/p2p-circuit", "nonsense")
 	b, err := encodeHello(record)
 	if err != nil {
 		t.Fatal(err)
@@ -212,9 +215,13 @@ func TestHelloThroughRelayTellsAddresses(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p := &Peer{Hello: got}
-	if addrs := p.directAddrs(); len(addrs) != len(h.directAddrs()) {
+	circuit := "/tcp/4001/p2p/" + h.ID().String() + "/p2p-circuit"
+	here, away := &Peer{Hello: got, Addr: "/ip4/127.0.0.1" + circuit}, &Peer{Hello: got, Addr: "/ip4/192.0.2.1" + circuit}
+	if addrs := here.directAddrs(); len(addrs) != len(h.directAddrs(onMachine)) {
 		t.Errorf("addresses to dial: %v", addrs)
+	}
+	if addrs := away.directAddrs(); len(addrs) != 0 {
+		t.Errorf("loopback addresses of another machine are dialled: %v", addrs)
 	}
 	record.Addrs = make([]string, maxAddrs+1)
 	if _, err := encodeHello(record); err == nil {

@@ -15,7 +15,6 @@ import (
 	"github.com/libp2p/go-libp2p/p2p/protocol/circuitv2/client"
 	pbv2 "github.com/libp2p/go-libp2p/p2p/protocol/circuitv2/pb"
 	ma "github.com/multiformats/go-multiaddr"
-	manet "github.com/multiformats/go-multiaddr/net"
 )
 
 const (
@@ -239,7 +238,7 @@ func explainReserve(err error) error {
 }
 
 // circuits are the addresses by way of a relay: those it told, and the one by which this
-// node reached it. Its loopback addresses are good only on the same machine.
+// node reached it, but for those that are good only on the relay's machine or link.
 func circuits(relay peer.ID, told []ma.Multiaddr, here ma.Multiaddr) []ma.Multiaddr {
 	p2p, err := ma.NewComponent("p2p", relay.String())
 	if err != nil {
@@ -247,7 +246,7 @@ func circuits(relay peer.ID, told []ma.Multiaddr, here ma.Multiaddr) []ma.Multia
 	}
 	var out []ma.Multiaddr
 	for _, a := range append([]ma.Multiaddr{here}, told...) {
-		if manet.IsIPLoopback(a) && !manet.IsIPLoopback(here) || len(out) >= maxRelayAddrs {
+		if scopeOf(a) > scopeOf(here) || len(out) >= maxRelayAddrs {
 			continue
 		}
 		bare, id := peer.SplitAddr(a)

@@ -91,10 +91,11 @@ func (h *Host) dialDirect(ctx context.Context, p *Peer) error {
 	return h.node.Connect(ctx, peer.AddrInfo{ID: p.ID, Addrs: addrs})
 }
 
-// directAddrs are the addresses of this node without relays, as many as a hello takes.
-func (h *Host) directAddrs() []string {
+// directAddrs are the addresses of this node without relays, as many as a hello takes, for
+// a peer that is as far as the relay, or further.
+func (h *Host) directAddrs(far scope) []string {
 	var out []string
-	for _, a := range h.node.Addrs() {
+	for _, a := range within(far, h.node.Addrs()) {
 		_, relayed := protocolOf(a, ma.P_CIRCUIT)
 		if s := a.String(); !relayed && len(s) <= maxText && len(out) < maxAddrs {
 			out = append(out, s)
@@ -103,8 +104,12 @@ func (h *Host) directAddrs() []string {
 	return out
 }
 
-// directAddrs are the addresses that a relayed peer told of itself.
+// directAddrs are the addresses that a relayed peer told of itself, and that can be its own.
 func (p *Peer) directAddrs() []ma.Multiaddr {
+	via, err := ma.NewMultiaddr(p.Addr)
+	if err != nil {
+		return nil
+	}
 	var out []ma.Multiaddr
 	for _, s := range p.Addrs {
 		a, err := ma.NewMultiaddr(s)
@@ -115,5 +120,5 @@ func (p *Peer) directAddrs() []ma.Multiaddr {
 			out = append(out, a)
 		}
 	}
-	return out
+	return within(scopeOf(via), out)
 }
