@@ -117,15 +117,14 @@ func (n *Node) fetchBackbone(ctx context.Context) (*modelFile, error) {
 			err = n.exchange.know(id, g)
 		}
 		if err == nil {
-			n.setWaiting(fmt.Errorf("what the backbone needs of %s is being fetched", m.Name()))
-			err = n.weights.fetch(ctx, m, store.DenseSpans(g), "backbone of "+m.Name())
-			if err == nil {
-				return &modelFile{path: m.Path(0), name: m.Name(), Model: g, id: id}, nil
-			}
-			var full *gguf.DiskFullError
-			if !errors.As(err, &full) {
-				return nil, err
-			}
+			what := "what the backbone needs of " + m.Name()
+			n.setWaiting(errors.New(what + " is being fetched"))
+			err = n.weights.fetchPatiently(ctx, m, store.DenseSpans(g), what, func(err error) {
+				if err != nil {
+					n.setWaiting(err)
+				}
+			})
+			return &modelFile{path: m.Path(0), name: m.Name(), Model: g, id: id}, err
 		}
 		n.setWaiting(err)
 		if err := n.awaitSource(ctx, id); err != nil {
@@ -152,6 +151,14 @@ func (n *Node) awaitSource(ctx context.Context, id gguf.ModelID) error {
 			return nil
 		}
 	}
+}
+
+// backboneOf reports whether this node runs a model as a backbone, or is about to.
+func (n *Node) backboneOf(id gguf.ModelID) bool {
+	if b := n.backbone.Load(); b != nil && b.file.id == id {
+		return true
+	}
+	return n.cfg.Has(RoleBackbone) && n.cfg.Model.ID != nil && *n.cfg.Model.ID == id
 }
 
 // setWaiting notes why there is no backbone yet.
@@ -263,11 +270,10 @@ func (n *Node) heard() {
 	}
 }
 
-// direct has a session with a peer opened again, at once and over the better path;
-// what was asked over the old one is asked again.
+// direct has the session with a peer move to the better path.
 func (n *Node) direct(id peer.ID) {
 	if b := n.backbone.Load(); b != nil && b.dispatch != nil {
-		b.dispatch.RemovePeer(id.String())
+		b.dispatch.MovePeer(id.String())
 	}
 }
 

@@ -49,6 +49,8 @@ type exchange struct {
 	log     *slog.Logger
 
 	volunteer *volunteer                                   // nil: it holds what it was told to
+	stager    *stager                                      // nil: it runs no window of layers
+	rings     *rings                                       // nil: nobody asks here for the models of rings
 	runs      func(now time.Time) (market.ModelNews, bool) // the model that this node runs for clients; may be nil
 	onPeer    func()                                       // a peer is ready, or said something new
 	onDirect  func(peer.ID)                                // a peer that was reached by a relay is now without one
@@ -181,7 +183,12 @@ func (s *exchange) holders(id gguf.ModelID) []holder {
 // goodbye.
 func (s *exchange) run(ctx context.Context) {
 	defer s.loops.Wait()
+	defer s.rings.wait()
 	defer s.volunteer.finish()
+	defer s.stager.finish()
+	if s.stager != nil {
+		s.stager.begin(ctx)
+	}
 	for {
 		now := time.Now()
 		next := s.step(ctx, now)
@@ -194,6 +201,8 @@ func (s *exchange) run(ctx context.Context) {
 		case <-s.wake:
 		case r := <-s.volunteer.results():
 			s.volunteer.take(r, time.Now())
+		case do := <-s.stager.results():
+			do(time.Now())
 		case <-time.After(time.Until(next)):
 		}
 		select {
@@ -213,6 +222,10 @@ func (s *exchange) step(ctx context.Context, now time.Time) (next time.Time) {
 		d := s.volunteer.decide(ctx, s.table, now)
 		changed, next = d.Announce, d.Next
 	}
+	if s.stager != nil {
+		changed, next = s.stager.decide(ctx, s.table, now)
+	}
+	s.rings.look(ctx, now)
 	for id, at := range s.retry {
 		if at.After(now) {
 			next = earlier(next, at)
@@ -227,7 +240,8 @@ func (s *exchange) step(ctx context.Context, now time.Time) (next time.Time) {
 		return next
 	}
 	peers := s.table.Peers(now)
-	changed = changed || !bytes.Equal(body, s.said)
+	still := steady(news)
+	changed = changed || !bytes.Equal(still, s.said)
 	due := s.pace.Next(s.self.String(), peers, changed)
 	if due.After(now) {
 		return earlier(next, due)
@@ -236,10 +250,11 @@ func (s *exchange) step(ctx context.Context, now time.Time) (next time.Time) {
 		s.log.Warn("announcement not sent", "error", err)
 		return earlier(next, now.Add(time.Second))
 	}
-	s.said = body
+	s.said = still
 	s.provide(ctx, news)
 	s.pace.Sent(now, peers)
 	s.volunteer.announced(now)
+	s.stager.announced(now)
 	if changed {
 		return now // what was told settles from now on: look when that is
 	}
@@ -279,6 +294,10 @@ func (s *exchange) news(now time.Time) *market.Announcement {
 	for id, list := range holdings {
 		about(id).Holdings = list
 	}
+	if s.stager != nil && s.stager.market != nil {
+		s.stager.news(about(s.stager.model))
+		a.Near = s.stager.node.neighbours()
+	}
 	for id, n := range byID {
 		g := s.weights.known(id)
 		if g == nil {
@@ -297,6 +316,26 @@ func (s *exchange) news(now time.Time) *market.Announcement {
 	slices.SortFunc(a.Models, func(a, b market.ModelNews) int { return bytes.Compare(a.ID[:], b.ID[:]) })
 	a.Models = a.Models[:min(len(a.Models), market.MaxModels)]
 	return a
+}
+
+// steady is what an announcement says but for what changes all the time, which is
+// told when there is something else to tell, and now and then.
+func steady(a *market.Announcement) []byte {
+	s := *a
+	s.Near = nil
+	s.Models = slices.Clone(a.Models)
+	for i := range s.Models {
+		m := &s.Models[i]
+		m.Windows = slices.Clone(m.Windows)
+		for j := range m.Windows {
+			m.Windows[j].Free, m.Windows[j].Token, m.Windows[j].Batched = 0, 0, 0
+		}
+	}
+	body, err := s.Encode()
+	if err != nil {
+		return nil // as the whole announcement, of which it is told
+	}
+	return body
 }
 
 // show keeps a copy of what is held, since the volunteer is run's alone.

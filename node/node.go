@@ -58,6 +58,7 @@ type Node struct {
 
 	store    *store.Store             // in a network with a file
 	weights  *weights                 // likewise
+	stages   *stages                  // likewise
 	exchange *exchange                // likewise
 	backbone atomic.Pointer[backbone] // role backbone; nil: it is not here yet
 	gateway  *gateway.Gateway
@@ -144,7 +145,7 @@ func (n *Node) start(ctx context.Context) error {
 		}
 		n.onStop(n.store.Close)
 	}
-	if n.cfg.Has(RoleWorker) || n.cfg.Has(RoleBackbone) && n.cfg.Model.ID == nil {
+	if n.cfg.Has(RoleWorker) || (n.cfg.Has(RoleBackbone) || n.cfg.Has(RoleStage)) && n.cfg.Model.ID == nil {
 		if n.file, err = openModelFile(ctx, n.cfg, n.store, n.log); err != nil {
 			return err
 		}
@@ -222,7 +223,7 @@ func (n *Node) hostConfig(identity p2p.Identity) (p2p.Config, error) {
 	if n.cfg.Genesis == nil {
 		return cfg, nil
 	}
-	cfg.Protocols = append(cfg.Protocols, fetch.Protocol)
+	cfg.Protocols = append(cfg.Protocols, fetch.Protocol, ringProtocol)
 	cfg.DHT, cfg.MDNS = true, n.cfg.MDNS == "on"
 	cfg.Reach, cfg.Relay, cfg.Announce = p2p.Reach(n.cfg.Reach), n.cfg.Has(RoleRelay), n.cfg.Tell
 	cfg.Remember = filepath.Join(n.cfg.Data, "peers.json")

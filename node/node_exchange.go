@@ -91,6 +91,11 @@ func (n *Node) startExchange(ctx context.Context) error {
 	if n.exchange, err = newExchange(n.host, n.weights, policy, n.log); err != nil {
 		return err
 	}
+	n.stages = &stages{host: n.host, admit: n.admit, log: n.log}
+	n.onStop(n.stages.Close)
+	if err := n.host.HandleStream(ringProtocol, n.stages.serve); err != nil {
+		return err
+	}
 	n.exchange.onPeer = n.workers.recheck
 	if n.cfg.Has(RoleBackbone) {
 		n.exchange.runs, n.exchange.onDirect, n.exchange.onHeard = n.runs, n.direct, n.heard
@@ -98,10 +103,30 @@ func (n *Node) startExchange(ctx context.Context) error {
 	if err := n.knowOwn(ctx); err != nil {
 		return err
 	}
-	if n.cfg.Has(RoleVolunteer) {
+	if n.cfg.Has(RoleEntry) {
+		n.exchange.rings = newRings(n)
+	}
+	switch {
+	case n.cfg.Has(RoleVolunteer):
 		return n.startVolunteer(ctx, policy)
+	case n.cfg.Has(RoleStage):
+		n.exchange.stager = n.newStager()
 	}
 	return nil
+}
+
+// newStager makes what chooses and runs a window of layers.
+func (n *Node) newStager() *stager {
+	id := n.cfg.Model.ID
+	if id == nil {
+		id = &n.file.id
+	}
+	l := n.cfg.Budget.limits
+	held, _ := n.cfg.Budget.held(n.device)
+	return &stager{
+		node: n, model: *id, file: filepath.Join(n.cfg.Data, "window.json"), log: n.log, events: make(chan func(time.Time)),
+		budget: market.Budget{Disk: max(0, l.disk-groupSlack), Memory: held - held/memorySlack - held/keepParts, Bandwidth: l.download},
+	}
 }
 
 // knowOwn takes in the models that are whole in the store, and the one that this

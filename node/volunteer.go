@@ -21,8 +21,6 @@ import (
 const (
 	// loadsAtOnce bounds the parts that are downloaded at a time.
 	loadsAtOnce = 2
-	// fullPause is how long a download waits for disk space to return.
-	fullPause = 5 * time.Second
 	// troubleTime is how long it is told what was in the way of a part.
 	troubleTime = 15 * time.Minute
 )
@@ -186,22 +184,9 @@ func (v *volunteer) load(ctx context.Context, p market.Part) error {
 	if err != nil {
 		return err
 	}
-	for {
-		err := v.weights.fetch(ctx, m, spans, fmt.Sprintf("experts %v of %s", p.Slice, m.Name()))
-		var full *gguf.DiskFullError
-		if err == nil {
-			v.note(p, nil)
-			break
-		}
-		if !errors.As(err, &full) {
-			return err
-		}
-		v.note(p, fmt.Errorf("%s: the disk is full: free some space, and the download goes on by itself", full.Path))
-		select {
-		case <-time.After(fullPause):
-		case <-ctx.Done():
-			return ctx.Err()
-		}
+	what := fmt.Sprintf("experts %v of %s", p.Slice, m.Name())
+	if err := v.weights.fetchPatiently(ctx, m, spans, what, func(err error) { v.note(p, err) }); err != nil {
+		return err
 	}
 	return v.workers.add(ctx, p.Model, g, p.Slice)
 }

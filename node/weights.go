@@ -222,6 +222,27 @@ func (w *weights) fetch(ctx context.Context, m *store.Model, spans map[int][]sto
 	return errors.Join(err, m.Flush())
 }
 
+// fetchPatiently is fetch that waits for disk space too; note is told why, and nil
+// at the end.
+func (w *weights) fetchPatiently(ctx context.Context, m *store.Model, spans map[int][]store.Span, what string, note func(error)) error {
+	for {
+		err := w.fetch(ctx, m, spans, what)
+		var full *gguf.DiskFullError
+		if err == nil {
+			note(nil)
+		}
+		if !errors.As(err, &full) {
+			return err
+		}
+		note(fmt.Errorf("%s: the disk is full: free some space, and the download goes on by itself", full.Path))
+		select {
+		case <-time.After(fullPause):
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
 func (w *weights) note(what string, p *api.Progress) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -260,6 +281,9 @@ func partName(name string, i, of int) string {
 	}
 	return fmt.Sprintf("%s-%05d-of-%05d.gguf", name, i+1, of)
 }
+
+// fullPause is how long a download waits for disk space to return.
+const fullPause = 5 * time.Second
 
 // fetchPause is how long to wait after a failed attempt to learn of a model.
 const fetchPause = 5 * time.Second

@@ -193,10 +193,12 @@ func (e *Engine) Close() error {
 // Context is the tokens of one request at most, prompt and answer together.
 func (e *Engine) Context() int { return e.cfg.Context }
 
+// Tokenize splits a rendered prompt, see the function Tokenize.
+func (e *Engine) Tokenize(text string) ([]int32, error) { return Tokenize(e.cfg.Model, text) }
+
 // Tokenize splits a rendered prompt: the text of control tokens becomes those
 // tokens, and a beginning-of-text token is added unless the text has it.
-func (e *Engine) Tokenize(text string) ([]int32, error) {
-	m := e.cfg.Model
+func Tokenize(m *ggml.Model, text string) ([]int32, error) {
 	bos := ""
 	if m.AddBOS() {
 		bos = string(m.Piece(m.BOS(), true))

@@ -1,0 +1,57 @@
+//go:build cgo && linux
+
+package node
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"kvasird/node/api"
+)
+
+// ringed is a network in which stages hold windows of the shipped model, which a
+// node that runs all of it has brought.
+func newRinged(t *testing.T, names ...string) (n *network, stages []*child) {
+	t.Helper()
+	n, at := newJoining(t, NewNetwork{Replicas: 1}, "--experts", "here")
+	id := n.sees(n.backbone, serving).Model.ID
+	for _, name := range names {
+		stages = append(stages, n.join(name, "--peer", at, "--model", id, "--memory", "11MB", "--context", "1024"))
+	}
+	return n, stages
+}
+
+// TestRingFormsItself: three nodes that know a model's id alone, none of which can
+// hold it, each take a window, and any of them answers.
+func TestRingFormsItself(t *testing.T) {
+	n, stages := newRinged(t, "s1", "s2", "s3")
+	began := time.Now()
+	for i, s := range stages {
+		st := n.sees(s, func(st *api.Status) bool { return st.HTTP != "" })
+		n.http = st.HTTP
+		n.isReady(s)
+		n.sameAsAlone(questions[i%len(questions)], nil)
+		t.Logf("%s answers %v after it was started", s.name, time.Since(began).Round(100*time.Millisecond))
+	}
+}
+
+// isReady waits until every model is ready at a node.
+func (n *network) isReady(c *child) {
+	n.t.Helper()
+	limit := time.Now().Add(time.Minute)
+	for n.readyz() != nil {
+		if time.Now().After(limit) {
+			n.t.Fatalf("%v\n%s", n.readyz(), c.said())
+		}
+		time.Sleep(time.Second)
+	}
+}
+
+// readyz asks whether every model is ready.
+func (n *network) readyz() error {
+	if status, body := n.get("/readyz"); status != 200 {
+		return fmt.Errorf("%d %s", status, body)
+	}
+	return nil
+}

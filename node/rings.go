@@ -1,0 +1,394 @@
+package node
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"kvasird/ggml"
+	"kvasird/ggml/gguf"
+	"kvasird/market"
+	"kvasird/node/engine"
+	"kvasird/node/gateway"
+	"kvasird/ring"
+	"kvasird/ring/plan"
+)
+
+const (
+	// ringCanary bounds a canary token's way round a chain, ringPause the time until the
+	// next one where one failed.
+	ringCanary = 30 * time.Second
+	ringPause  = 2 * time.Second
+	// ringModels bounds the models of rings that are answered for here.
+	ringModels = 16
+)
+
+// rings are the models that this node answers for by having others, or its own
+// stages, run their windows. The exchange's goroutine tells it when what is
+// announced has changed; each model then looks for itself.
+type rings struct {
+	node *Node
+	log  *slog.Logger
+
+	loops sync.WaitGroup
+	mu    sync.Mutex // guards models
+	list  map[gguf.ModelID]*ringModel
+}
+
+// ringModel is one of them.
+type ringModel struct {
+	rings *rings
+	id    gguf.ModelID
+	wake  chan struct{} // what is announced has changed; holds one
+
+	// set before it is answered for
+	name   string
+	layers int
+	vocab  *ggml.Model // its tokenizer
+	entry  *ring.Entry
+
+	mu    sync.Mutex // guards what follows
+	why   error      // why it is not ready
+	tried []ring.Hop // of chains that a canary went round
+}
+
+func newRings(n *Node) *rings {
+	return &rings{node: n, log: n.log, list: map[gguf.ModelID]*ringModel{}}
+}
+
+// look begins to answer for models that stages serve, and has the others look at
+// what has changed.
+func (r *rings) look(ctx context.Context, now time.Time) {
+	if r == nil {
+		return
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, id := range r.node.exchange.table.Models(now) {
+		if r.list[id] != nil || len(r.list) >= ringModels || r.node.backboneOf(id) || len(r.serving(id, now)) == 0 {
+			continue
+		}
+		m := &ringModel{rings: r, id: id, wake: make(chan struct{}, 1), why: errors.New("its tokenizer is being fetched")}
+		r.list[id] = m
+		r.loops.Go(func() { m.run(ctx) })
+	}
+	for _, m := range r.list {
+		select {
+		case m.wake <- struct{}{}:
+		default:
+		}
+	}
+}
+
+// serving lists the windows of a model that can be used, this node's too.
+func (r *rings) serving(id gguf.ModelID, now time.Time) []plan.Window {
+	var out []plan.Window
+	x := r.node.exchange
+	for _, w := range append(x.table.Windows(id, now), x.stager.windows(id)...) {
+		if w.State == market.Serving {
+			out = append(out, plan.Window{
+				Peer: w.Peer, Layers: w.Layers, Slots: w.Slots, Free: w.Free, Token: w.Token, Batched: w.Batched,
+			})
+		}
+	}
+	return out
+}
+
+// wait waits for the models' goroutines, whose context has ended, and closes them.
+func (r *rings) wait() {
+	if r == nil {
+		return
+	}
+	r.loops.Wait()
+	for _, m := range r.list {
+		if m.entry != nil {
+			m.entry.Close()
+		}
+		if m.vocab != nil {
+			m.vocab.Close()
+		}
+	}
+}
+
+// run has the model answered for, until ctx ends.
+func (m *ringModel) run(ctx context.Context) {
+	for m.open(ctx) != nil {
+		select {
+		case <-time.After(fetchPause):
+		case <-ctx.Done():
+			return
+		}
+	}
+	for {
+		err := m.ready(ctx)
+		m.set(err)
+		var again <-chan time.Time
+		if err != nil {
+			again = time.After(ringPause)
+		}
+		select {
+		case <-m.wake:
+			time.Sleep(stepGap)
+		case <-again:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// open learns the model's header and tokenizer, and has clients answered.
+func (m *ringModel) open(ctx context.Context) (err error) {
+	defer func() {
+		if err != nil {
+			m.set(err)
+		}
+	}()
+	n := m.rings.node
+	stored, g, err := n.weights.learn(ctx, m.id)
+	if err != nil {
+		return err
+	}
+	if err := n.exchange.know(m.id, g); err != nil {
+		return err
+	}
+	if m.vocab, err = n.rt.LoadModel(ggml.ModelConfig{Path: stored.Path(0), VocabOnly: true}); err != nil {
+		return err
+	}
+	m.name, m.layers = stored.Name(), g.Layers()
+	m.entry, err = ring.NewEntry(ring.EntryConfig{
+		Model: m.id.String(), Total: m.layers, Dialer: n.stages, Pack: Pack(n.rt), Logger: n.log,
+	})
+	if err != nil {
+		m.vocab.Close()
+		return err
+	}
+	return n.answers.set(gateway.Model{
+		ID: m.name, Created: n.started, ChatTemplate: m.vocab.ChatTemplate(),
+		BOS: string(m.vocab.Piece(m.vocab.BOS(), true)), EOS: string(m.vocab.Piece(m.vocab.EOS(), true)),
+		VocabSize: m.vocab.VocabSize(), Engine: m,
+	})
+}
+
+func (m *ringModel) set(err error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if (err == nil) != (m.why == nil) || err != nil && err.Error() != m.why.Error() {
+		if err == nil {
+			m.rings.log.Info("ready: a canary token went round the ring", "model", m.name)
+		} else {
+			m.rings.log.Info("ring is not ready", "model", m.id.String(), "reason", err)
+		}
+	}
+	m.why = err
+}
+
+// ready is nil once a canary token went round a chain of just these stages.
+func (m *ringModel) ready(ctx context.Context) error {
+	chain, err := m.chain(nil)
+	if err != nil {
+		return err
+	}
+	if m.knows(chain) {
+		return nil
+	}
+	m.set(errors.New("a canary token is on its way round the ring"))
+	ctx, cancel := context.WithTimeout(ctx, ringCanary)
+	defer cancel()
+	bos := m.vocab.BOS()
+	if _, err := m.entry.Canary(ctx, chain, []int32{int32(max(0, bos))}); err != nil {
+		return err
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.tried = append(m.tried[max(0, len(m.tried)-ring.MaxHops):], chain...)
+	return nil
+}
+
+// knows reports whether a canary went through every stage of a chain.
+func (m *ringModel) knows(chain ring.Chain) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return !slices.ContainsFunc(chain, func(h ring.Hop) bool { return !slices.Contains(m.tried, h) })
+}
+
+// chain is the best chain without some stages.
+func (m *ringModel) chain(avoid []ring.Hop) (ring.Chain, error) {
+	windows, err := plan.Chain(m.query(avoid))
+	return chainOf(windows), err
+}
+
+func (m *ringModel) query(avoid []ring.Hop) plan.ChainQuery {
+	n, now := m.rings.node, time.Now()
+	q := plan.ChainQuery{Layers: m.layers, Windows: m.rings.serving(m.id, now), Entry: n.host.ID().String()}
+	for _, h := range avoid {
+		q.Avoid = append(q.Avoid, h.Peer)
+	}
+	own := map[string]time.Duration{}
+	for _, p := range n.host.Peers() {
+		own[p.ID.String()] = p.RTT
+	}
+	q.RTT = func(a, b string) (time.Duration, bool) {
+		if b == q.Entry {
+			a, b = b, a
+		}
+		if a == q.Entry && own[b] > 0 {
+			return own[b], true
+		}
+		return n.exchange.table.RTT(a, b, now)
+	}
+	return q
+}
+
+func chainOf(windows []plan.Window) ring.Chain {
+	var chain ring.Chain
+	for _, w := range windows {
+		chain = append(chain, ring.Hop{Peer: w.Peer, Layers: w.Layers})
+	}
+	return chain
+}
+
+// replan mends a chain where one stage is lost, or chooses another one.
+func (m *ringModel) replan(old ring.Chain) ring.Replan {
+	return func(_ context.Context, lost []ring.Hop) (ring.Chain, error) {
+		q := m.query(lost)
+		gone := slices.IndexFunc(old, func(h ring.Hop) bool { return slices.Contains(lost, h) })
+		if gone >= 0 {
+			var windows []plan.Window
+			for _, h := range old {
+				windows = append(windows, plan.Window{Peer: h.Peer, Layers: h.Layers})
+			}
+			if mended, err := plan.Mend(q, windows, gone); err == nil {
+				old = chainOf(mended)
+				return old, nil
+			}
+		}
+		windows, err := plan.Chain(q)
+		if err != nil {
+			return nil, err
+		}
+		old = chainOf(windows)
+		return old, nil
+	}
+}
+
+// Ready makes ringModel an answerer.
+func (m *ringModel) Ready() error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.why
+}
+
+func (m *ringModel) Tokenize(prompt string) ([]int32, error) { return engine.Tokenize(m.vocab, prompt) }
+
+func (m *ringModel) Start(ctx context.Context, req gateway.Request) (gateway.Stream, error) {
+	return startStream(ctx, m, req)
+}
+
+func (m *ringModel) generate(ctx context.Context, req engine.Request) (generation, error) {
+	if err := m.Ready(); err != nil {
+		return nil, err
+	}
+	limit := m.rings.node.cfg.Model.Context / m.rings.node.cfg.Model.Sequences
+	room := limit - len(req.Prompt)
+	if room < 1 {
+		return nil, &engine.ContextError{Prompt: len(req.Prompt), Limit: limit}
+	}
+	if req.MaxTokens > 0 {
+		room = min(room, req.MaxTokens)
+	}
+	chain, err := m.chain(nil)
+	if err != nil {
+		return nil, ringError(err)
+	}
+	s, err := m.entry.Open(ctx, chain, ring.Request{
+		Tokens: req.Prompt, MaxTokens: room,
+		Sampling: ring.Sampling{
+			Temperature: req.Temperature, TopK: req.TopK, TopP: req.TopP, MinP: req.MinP, Seed: req.Seed,
+			RepeatPenalty: req.RepeatPenalty, FrequencyPenalty: req.FrequencyPenalty, PresencePenalty: req.PresencePenalty,
+			LogitBias: maps.Clone(req.LogitBias),
+		},
+	}, m.replan(chain))
+	if err != nil {
+		return nil, ringError(err)
+	}
+	g := &ringAnswer{session: s, vocab: m.vocab}
+	context.AfterFunc(ctx, func() { s.Close() })
+	return g, nil
+}
+
+// ringError gives a ring without room the shape of a full queue.
+func ringError(err error) error {
+	var none *plan.NoChainError
+	var stage *ring.StageError
+	if errors.As(err, &none) && len(none.Missing)+len(none.Avoided) == 0 && len(none.Busy) > 0 ||
+		errors.As(err, &stage) && stage.Code == ring.CodeBusy {
+		return &ringFullError{err}
+	}
+	return err
+}
+
+// ringFullError says that a ring has no free sequence now.
+type ringFullError struct{ error }
+
+// RetryAfter is when there may be one.
+func (*ringFullError) RetryAfter() time.Duration { return time.Second }
+
+// Is makes errors.Is(err, engine.ErrQueueFull) true.
+func (*ringFullError) Is(target error) bool { return target == engine.ErrQueueFull }
+
+// ringAnswer is a session as a generation.
+type ringAnswer struct {
+	session *ring.Session
+	vocab   *ggml.Model
+	tokens  []int32 // that came together and are not read yet
+}
+
+// NextToken returns one token.
+func (a *ringAnswer) NextToken(ctx context.Context) (ggml.Token, []byte, error) {
+	if len(a.tokens) == 0 {
+		tokens, err := a.session.Next(ctx)
+		if err != nil {
+			if !errors.Is(err, io.EOF) && ctx.Err() == nil {
+				err = ringError(fmt.Errorf("the ring: %w", err))
+			}
+			return 0, nil, err
+		}
+		a.tokens = tokens
+	}
+	t := ggml.Token(a.tokens[0])
+	a.tokens = a.tokens[1:]
+	if a.vocab.IsEOG(t) {
+		return t, nil, nil
+	}
+	return t, a.vocab.Piece(t, false), nil
+}
+
+// Next makes ringAnswer a gateway.Stream.
+func (a *ringAnswer) Next(ctx context.Context) ([]byte, error) {
+	_, bytes, err := a.NextToken(ctx)
+	return bytes, err
+}
+
+// Finish says why a complete answer ended.
+func (a *ringAnswer) Finish() string { return a.session.Finish() }
+
+// neighbours are the nearest peers, for the announcement of a stage.
+func (n *Node) neighbours() []market.Neighbour {
+	var out []market.Neighbour
+	for _, p := range n.host.Peers() {
+		if p.Peer != nil && p.RTT > 0 {
+			out = append(out, market.Neighbour{Peer: p.ID.String(), RTT: p.RTT})
+		}
+	}
+	slices.SortFunc(out, func(a, b market.Neighbour) int { return cmp.Compare(a.RTT, b.RTT) })
+	out = out[:min(len(out), market.MaxNear)]
+	slices.SortFunc(out, func(a, b market.Neighbour) int { return cmp.Compare(a.Peer, b.Peer) })
+	return out
+}

@@ -1,0 +1,156 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"math"
+
+	"kvasird/ggml"
+	"kvasird/ggml/gguf"
+	"kvasird/ggml/store"
+	"kvasird/ring"
+)
+
+// stageBatch is the rows of one decode at most.
+const stageBatch = 512
+
+// penaltyLast is how many tokens of the answer penalties look back on.
+const penaltyLast = 64
+
+// stageCompute computes a window of a model: it is the ring.Compute of a stage.
+type stageCompute struct {
+	model *ggml.Model
+	ctx   *ggml.Context
+	batch *ggml.Batch
+	width int
+}
+
+// openStage loads a window, after a child process tried it, and has it compute a
+// token.
+func (n *Node) openStage(ctx context.Context, m *store.Model, g *gguf.Model, w gguf.Range) (*stagePart, error) {
+	c, err := n.openCompute(ctx, m, g, w)
+	if err != nil {
+		return nil, err
+	}
+	sequences := n.cfg.Model.Sequences
+	limit, _ := n.cfg.Budget.held(n.device)
+	stage, err := ring.NewStage(ring.StageConfig{
+		Peer: n.host.ID().String(), Model: m.ID().String(), Layers: w, Total: g.Layers(), Width: c.width,
+		Compute: c, Dialer: n.stages, Pack: Pack(n.rt), CanTruncate: c.model.CanTruncate(),
+		Sequences: sequences, Context: n.cfg.Model.Context / sequences, Batch: stageBatch, MemoryBytes: limit / keepParts,
+		Admit: n.stages.mayUse, Logger: n.log,
+	})
+	if err != nil {
+		return nil, errors.Join(err, c.Close())
+	}
+	return &stagePart{model: m.ID(), Stage: stage, compute: c}, nil
+}
+
+func (n *Node) openCompute(ctx context.Context, m *store.Model, g *gguf.Model, w gguf.Range) (*stageCompute, error) {
+	cfg := ggml.ModelConfig{Path: m.Path(0)}
+	if w.Len() < g.Layers() {
+		image, err := g.RowStage(ctx, w)
+		if err != nil {
+			return nil, err
+		}
+		cfg = ggml.ModelConfig{Image: image}
+	}
+	model, err := n.rt.LoadModel(cfg)
+	if err != nil {
+		return nil, err
+	}
+	c := &stageCompute{model: model, width: model.EmbeddingLength()}
+	c.ctx, err = model.NewContext(ggml.ContextConfig{
+		Tokens: n.cfg.Model.Context, Batch: stageBatch, Sequences: n.cfg.Model.Sequences, Threads: n.cfg.Threads,
+		UnifiedKV: true, Boundary: w.End < g.Layers(),
+	})
+	if err != nil {
+		return nil, errors.Join(err, model.Close())
+	}
+	c.batch = ggml.NewBatch(stageBatch)
+	if w.Begin > 0 {
+		c.batch = ggml.NewRowBatch(stageBatch, c.width)
+	}
+	return c, nil
+}
+
+// Decode computes the rows of b.
+func (c *stageCompute) Decode(ctx context.Context, b *ring.Batch) error {
+	c.batch.Reset()
+	for i := range b.Len() {
+		pos, seq, want := int(b.Pos[i]), int(b.Seq[i]), b.Want == nil || b.Want[i]
+		if b.Rows == nil {
+			c.batch.Add(ggml.Token(b.Token[i]), pos, seq, want)
+		} else {
+			c.batch.AddRow(b.Rows[i*c.width:(i+1)*c.width], pos, seq, want)
+		}
+	}
+	if err := c.ctx.Decode(ctx, c.batch); err != nil {
+		return err
+	}
+	for i := range b.Len() {
+		switch {
+		case b.Out != nil:
+			copy(b.Out[i*c.width:(i+1)*c.width], c.ctx.Hidden(i))
+		case b.Want[i]:
+			// What is not finite in a row is in all its logits.
+			if l := float64(c.ctx.Logits(i)[0]); math.IsNaN(l) || math.IsInf(l, 0) {
+				return errors.New("the logits are not finite")
+			}
+		}
+	}
+	return nil
+}
+
+// Truncate drops what a sequence has from a position on.
+func (c *stageCompute) Truncate(seq, pos int) bool {
+	if pos == 0 {
+		pos = -1
+	}
+	return c.ctx.SeqRemove(seq, pos, -1)
+}
+
+// NewSampler builds the sampler of one session.
+func (c *stageCompute) NewSampler(s ring.Sampling) (ring.Sampler, error) {
+	cfg := ggml.SamplerConfig{
+		Temperature: s.Temperature, TopK: s.TopK, TopP: s.TopP, MinP: s.MinP, Seed: s.Seed,
+		RepeatPenalty: s.RepeatPenalty, FrequencyPenalty: s.FrequencyPenalty, PresencePenalty: s.PresencePenalty,
+		PenaltyLast: penaltyLast,
+	}
+	if len(s.LogitBias) > 0 {
+		cfg.LogitBias = make(map[ggml.Token]float32, len(s.LogitBias))
+		for t, b := range s.LogitBias {
+			cfg.LogitBias[ggml.Token(t)] = b
+		}
+	}
+	p, err := c.model.NewPositionSampler(cfg)
+	if err != nil {
+		return nil, err
+	}
+	return &stageSampler{c, p, nil}, nil
+}
+
+type stageSampler struct {
+	*stageCompute
+	sampler *ggml.PositionSampler
+	history []ggml.Token
+}
+
+// Sample draws the token of a position. Where no token may be drawn at all, by biases
+// that forbid them, the answer ends.
+func (s *stageSampler) Sample(row, pos int, answer []int32) (token int32, end bool) {
+	s.history = s.history[:0]
+	for _, t := range answer[max(0, len(answer)-penaltyLast):] {
+		s.history = append(s.history, ggml.Token(t))
+	}
+	t, err := s.sampler.Sample(s.ctx, row, pos, s.history)
+	if err != nil {
+		return 0, true
+	}
+	return int32(t), s.model.IsEOG(t)
+}
+
+func (s *stageSampler) Close() { s.sampler.Close() }
+
+// Close frees the window.
+func (c *stageCompute) Close() error { return errors.Join(c.ctx.Close(), c.model.Close()) }

@@ -1,0 +1,345 @@
+package node
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"kvasird/ggml/gguf"
+	"kvasird/ggml/store"
+	"kvasird/market"
+	"kvasird/ring/plan"
+)
+
+// drainStage is how long the sessions of a window that is given up may go elsewhere.
+const drainStage = 30 * time.Second
+
+// stager carries out what market.Stager decides: which window of one model this
+// node runs. A nil one is a node that runs none. It belongs to the goroutine that
+// runs the exchange, but for what mu guards.
+type stager struct {
+	node   *Node
+	model  gguf.ModelID
+	budget market.Budget
+	file   string // of the window that is on disk
+	log    *slog.Logger
+	paused atomic.Bool
+
+	market *market.Stager // nil until the model's header is known
+	stored *store.Model
+	gguf   *gguf.Model
+	events chan func(now time.Time) // what jobs came to, for the exchange's goroutine
+	cancel context.CancelFunc       // of the job that loads
+	loads  bool                     // it runs
+	drops  bool                     // likewise, for the job that deletes
+	part   *stagePart               // what is loaded
+	loops  sync.WaitGroup
+
+	mu      sync.Mutex // guards what follows
+	trouble string
+	shown   []market.WindowHolding // what was told last
+	serving *stagePart             // part, for those who ask how it goes
+}
+
+// begin learns the model's header, and what its windows take.
+func (s *stager) begin(ctx context.Context) {
+	s.loops.Go(func() {
+		for ctx.Err() == nil {
+			err := s.learn(ctx)
+			if err == nil {
+				return
+			}
+			s.note(err)
+			if s.node.awaitSource(ctx, s.model) != nil {
+				return
+			}
+		}
+	})
+}
+
+func (s *stager) learn(ctx context.Context) error {
+	m, g, err := s.node.weights.learn(ctx, s.model)
+	if err != nil {
+		return err
+	}
+	shape, err := stageModel(s.model, g, s.node.cfg)
+	if err != nil {
+		return err
+	}
+	decides, err := market.NewStager(s.node.host.ID().String(), s.node.exchange.policy, shape)
+	if err != nil {
+		return err
+	}
+	if err := s.node.exchange.know(s.model, g); err != nil {
+		return err
+	}
+	s.post(ctx, func(now time.Time) {
+		s.market, s.stored, s.gguf = decides, m, g
+		s.note(nil)
+		s.restore(ctx, now)
+	})
+	return nil
+}
+
+// post has the exchange's goroutine do something.
+func (s *stager) post(ctx context.Context, do func(now time.Time)) {
+	select {
+	case s.events <- do:
+	case <-ctx.Done():
+	}
+}
+
+// stageModel says what windows of a model take, with what its sequences take in
+// memory.
+func stageModel(id gguf.ModelID, g *gguf.Model, cfg Config) (market.StageModel, error) {
+	d, err := plan.Describe(g)
+	if err != nil {
+		return market.StageModel{}, err
+	}
+	cuts, err := g.Cuts()
+	if err != nil && !errors.Is(err, gguf.ErrCut) {
+		return market.StageModel{}, err
+	}
+	m := market.StageModel{ID: id, Cuts: cuts}
+	for _, l := range d.Layers {
+		bytes := l.Dense + l.Expert*int64(d.Experts)
+		cache := l.KV*int64(cfg.Model.Context) + l.State*int64(cfg.Model.Sequences)
+		m.Layers = append(m.Layers, market.Footprint{Disk: bytes, Memory: bytes + cache})
+	}
+	for range d.Extra {
+		m.Layers = append(m.Layers, market.Footprint{})
+	}
+	m.First = market.Footprint{Disk: d.Embedding}
+	m.Last = market.Footprint{Disk: d.Head + d.Unused, Memory: d.Head}
+	if d.Tied {
+		m.Shared.Disk = d.Head
+	}
+	return m, nil
+}
+
+// decide starts what is to be done now.
+func (s *stager) decide(ctx context.Context, t *market.Table, now time.Time) (announce bool, next time.Time) {
+	if s.market == nil {
+		return false, now.Add(time.Minute) // learning ends with an event
+	}
+	budget := s.budget
+	budget.Drain = s.paused.Load()
+	d := s.market.Decide(t, budget, now)
+	if d.Drop.Len() > 0 && !s.drops {
+		s.drop(ctx, d.Drop)
+	}
+	if d.Load.Len() > 0 {
+		s.load(ctx, d.Load)
+	}
+	return d.Announce, d.Next
+}
+
+// load brings a window here, loads it and has it served.
+func (s *stager) load(ctx context.Context, w gguf.Range) {
+	ctx, s.cancel = context.WithCancel(ctx)
+	s.loads = true
+	s.save(w)
+	s.loops.Go(func() {
+		part, err := s.bring(ctx, w)
+		s.post(context.WithoutCancel(ctx), func(now time.Time) {
+			s.loads = false
+			s.cancel()
+			switch {
+			case err == nil:
+				s.serve(part)
+				s.market.Done(w)
+			case !errors.Is(err, context.Canceled):
+				s.note(fmt.Errorf("layers %v: %w", w, err))
+				s.market.Failed(w, now)
+			}
+		})
+	})
+}
+
+// serve takes up a window that is loaded.
+func (s *stager) serve(p *stagePart) {
+	s.part = p
+	s.node.stages.add(p)
+	s.note(nil)
+	s.log.Info("stage serves", "model", s.stored.Name(), "layers", p.Layers().String())
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.serving = p
+}
+
+func (s *stager) bring(ctx context.Context, w gguf.Range) (*stagePart, error) {
+	spans, err := store.WindowSpans(s.gguf, w, true)
+	if err != nil {
+		return nil, err
+	}
+	what := fmt.Sprintf("layers %v of %s", w, s.stored.Name())
+	if err := s.node.weights.fetchPatiently(ctx, s.stored, spans, what, s.note); err != nil {
+		return nil, err
+	}
+	return s.node.openStage(ctx, s.stored, s.gguf, w)
+}
+
+// drop has a window served by others only, and deletes it.
+func (s *stager) drop(ctx context.Context, w gguf.Range) {
+	if s.loads {
+		s.cancel()
+		return // it is asked again when that has ended
+	}
+	s.drops = true
+	part := s.part
+	s.part = nil
+	s.mu.Lock()
+	s.serving = nil
+	s.mu.Unlock()
+	s.loops.Go(func() {
+		var err error
+		if part != nil {
+			limit, cancel := context.WithTimeout(ctx, drainStage)
+			err = s.node.stages.remove(limit, part)
+			cancel()
+		}
+		if !s.stored.Complete() && !s.stored.Pinned() {
+			err = errors.Join(err, dropWindow(s.stored, s.gguf, w))
+		}
+		s.post(context.WithoutCancel(ctx), func(time.Time) {
+			s.drops = false
+			if err != nil {
+				s.log.Warn("window not deleted", "layers", w.String(), "error", err)
+			}
+			s.market.Dropped(w)
+			s.save(gguf.Range{})
+		})
+	})
+}
+
+// dropWindow deletes the bytes of a window but for the headers.
+func dropWindow(m *store.Model, g *gguf.Model, w gguf.Range) error {
+	spans, err := store.WindowSpans(g, w, true)
+	if err != nil {
+		return err
+	}
+	for file, list := range spans {
+		header := store.Span{Len: g.Parts()[file].DataOffset}
+		if err := m.Drop(file, subtract(list, []store.Span{header})); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// announced tells that what news said was published.
+func (s *stager) announced(now time.Time) {
+	if s != nil && s.market != nil {
+		s.market.Announced(now)
+	}
+}
+
+// note keeps what is in the way, for the status.
+func (s *stager) note(err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	text := ""
+	if err != nil {
+		text = err.Error()
+	}
+	if text != "" && text != s.trouble {
+		s.log.Warn("stage is not served yet", "error", err)
+	}
+	s.trouble = text
+}
+
+// news adds what to announce to n.
+func (s *stager) news(n *market.ModelNews) {
+	n.Windows, n.Room = s.market.Windows(), s.market.Room()
+	for i := range n.Windows {
+		w := &n.Windows[i]
+		if s.part == nil || s.part.Layers() != w.Layers || w.State != market.Serving && w.State != market.Leaving {
+			continue
+		}
+		st := s.part.Stats()
+		w.Slots, w.Free, w.Token, w.Batched = st.Sequences, st.Free, st.Token, st.Batched
+		if st.Batched > st.Token {
+			w.Batched = st.Token
+		}
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.shown = n.Windows
+}
+
+// windows lists this node's windows of a model.
+func (s *stager) windows(id gguf.ModelID) (list []market.WindowHolder) {
+	if s == nil || s.model != id {
+		return nil
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, w := range s.shown {
+		list = append(list, market.WindowHolder{Peer: s.node.host.ID().String(), WindowHolding: w})
+	}
+	return list
+}
+
+// save writes which window is here, or on its way; restore takes it up again.
+func (s *stager) save(w gguf.Range) {
+	text, err := json.Marshal(map[gguf.ModelID]gguf.Range{s.model: w})
+	if err == nil {
+		err = replaceFile(s.file, append(text, '\n'))
+	}
+	if err != nil {
+		s.log.Warn("window not noted: after a restart it is chosen anew", "error", err)
+	}
+}
+
+func (s *stager) restore(ctx context.Context, now time.Time) {
+	text, err := os.ReadFile(s.file)
+	if errors.Is(err, fs.ErrNotExist) {
+		return
+	}
+	before := map[gguf.ModelID]gguf.Range{}
+	if err == nil {
+		err = json.Unmarshal(text, &before)
+	}
+	w := before[s.model]
+	if err == nil && w.Len() > 0 {
+		err = s.market.Restore(w, false)
+	}
+	if err != nil {
+		s.log.Warn("the window of before is not known: one is chosen anew", "file", s.file, "error", err)
+	}
+}
+
+// finish waits for the jobs, whose context has ended.
+func (s *stager) finish() {
+	if s == nil {
+		return
+	}
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		s.loops.Wait()
+	}()
+	for {
+		select {
+		case do := <-s.events:
+			do(time.Now())
+		case <-ended:
+			return
+		}
+	}
+}
+
+// results is where jobs end; nil, which never does, for a node that is no stage.
+func (s *stager) results() <-chan func(time.Time) {
+	if s == nil {
+		return nil
+	}
+	return s.events
+}
