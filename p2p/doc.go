@@ -15,6 +15,9 @@
 // opened from then on go there, and the relayed connection is closed when its last stream
 // is. [Host.Report] says in words how far all that went.
 //
+// What would hold up other data, as weights do, goes by [Host.OpenBulk]: a connection of its
+// own also where the peer is behind a relay or a hole in a NAT.
+//
 // Who may come in. A [Genesis] is the network: its id, made of everything that all must
 // agree on, and who is admitted. The hello shows the ticket that the network's authority
 // signed; from it follow the [Rights] that this node grants the peer, for as long as the

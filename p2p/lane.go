@@ -20,6 +20,9 @@ import (
 // frameVerdict. An empty verdict opens the lane; what follows is the protocol's. Frames
 // have flags and id 0 and at most maxPreface bytes of payload.
 //
+// The same goes over QUIC, from and to libp2p's socket (lane_quic.go), and through a relay
+// over two other lanes (carry.go).
+//
 // The preface is a map of deterministic CBOR with the rules of the hello:
 //
 //	1 network, text     2 protocol, "name/version"
