@@ -224,7 +224,7 @@ func (d *doctor) checkBudget() {
 		limit, taken int64
 		free         func() (int64, error)
 	}{
-		{"disk", limits.disk, folderBytes(filepath.Join(d.cfg.Data, storeName)), func() (int64, error) { return d.disk(d.folder()) }},
+		{"disk", limits.disk, storeBytes(filepath.Join(d.cfg.Data, storeName)), func() (int64, error) { return d.disk(d.folder()) }},
 		{"memory", limits.memory, 0, d.memory},
 	} {
 		free, err := b.free()
@@ -240,10 +240,10 @@ func (d *doctor) checkBudget() {
 	}
 }
 
-// folderBytes is what the files of a folder take on disk.
-func folderBytes(dir string) (n int64) {
+// storeBytes is what the files of a store take of its budget.
+func storeBytes(dir string) (n int64) {
 	filepath.WalkDir(dir, func(_ string, e fs.DirEntry, err error) error {
-		if err == nil && e.Type().IsRegular() {
+		if err == nil && e.Type().IsRegular() && !store.Kept(e.Name()) {
 			if info, err := e.Info(); err == nil {
 				n += bytesOnDisk(info)
 			}

@@ -138,9 +138,7 @@ func TestDoctorNetworkFile(t *testing.T) {
 		}, "warn bootstrap " + tcp + " does not answer connection refused see that it runs", "ok store none yet"},
 		{"a model", nil, func(t *testing.T, d *doctor) { addTiny(t, d.cfg) }, "", "ok store 1 models, "},
 		{"a model that has gone", nil, func(t *testing.T, d *doctor) {
-			if err := os.Remove(addTiny(t, d.cfg)); err != nil {
-				t.Fatal(err)
-			}
+			loseModel(t, d.cfg, addTiny(t, d.cfg))
 		}, "warn store a model cannot be used kvasir-tiny", "ok store 1 models"},
 		{"a model that cannot be read", nil, func(t *testing.T, d *doctor) {
 			addTiny(t, d.cfg)

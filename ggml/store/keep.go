@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 )
 
 // How the bytes of an imported file are kept.
@@ -15,6 +16,10 @@ const (
 )
 
 const keptPrefix = "kept-"
+
+// Kept reports whether a file of a model's folder, by its name, is a clone or a link of the
+// user's, which no limit counts.
+func Kept(name string) bool { return strings.HasPrefix(name, keptPrefix) }
 
 // keptName returns the name of a kept file, such as llama.cpp wants it for a split set. It
 // is no name of data of the store's own, so nothing ever writes to it.

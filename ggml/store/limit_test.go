@@ -17,7 +17,7 @@ import (
 func treeBytes(t *testing.T, dir string) (n int64) {
 	t.Helper()
 	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
-		if err != nil || path == dir || strings.HasPrefix(d.Name(), keptPrefix) {
+		if err != nil || path == dir || Kept(d.Name()) {
 			return err
 		}
 		info, err := d.Info()

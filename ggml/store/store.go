@@ -109,7 +109,7 @@ func (s *Store) openEntry(name string) error {
 func folderBytes(path string) (n int64) {
 	entries, _ := os.ReadDir(path)
 	for _, e := range entries {
-		if info, err := e.Info(); err == nil && !strings.HasPrefix(e.Name(), keptPrefix) {
+		if info, err := e.Info(); err == nil && !Kept(e.Name()) {
 			n += allocated(info)
 		}
 	}
