@@ -30,6 +30,7 @@ type double struct {
 	layers    gguf.Range
 	recurrent bool                   // cannot drop a part of a sequence
 	delay     time.Duration          // of a Decode
+	perRow    time.Duration          // of each of its rows, beside that
 	fault     func(b *Batch) error   // before a Decode
 	spoil     func(b *Batch)         // after one
 	busy      atomic.Int32           // calls under way
@@ -67,9 +68,9 @@ func (d *double) Decode(ctx context.Context, b *Batch) error {
 	case d.last() != (b.Out == nil) || d.last() != (b.Want != nil) || b.Out != nil && len(b.Out) != n*testWidth:
 		d.t.Errorf("%d rows go out as %d elements", n, len(b.Out))
 	}
-	if d.delay > 0 {
+	if took := d.delay + time.Duration(n)*d.perRow; took > 0 {
 		select {
-		case <-time.After(d.delay):
+		case <-time.After(took):
 		case <-ctx.Done():
 			return ctx.Err()
 		}

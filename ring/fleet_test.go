@@ -21,8 +21,8 @@ import (
 // patient bounds what a test waits for.
 const patient = time.Minute
 
-// fleet is a network of nodes in this process, each with one stage or none, that can be cut, frozen
-// and killed.
+// fleet is a network of nodes in this process, with stages or none, that can be cut, frozen and
+// killed.
 type fleet struct {
 	t     testing.TB
 	tcp   bool // loopback sockets instead of pipes
@@ -38,6 +38,7 @@ type member struct {
 	name   string
 	stage  *Stage
 	double *double
+	also   *member // a second stage of the node
 	dead   bool
 	frozen chan struct{} // not nil: the node neither reads nor writes nor closes; closed when it goes on
 }
@@ -60,6 +61,13 @@ func (f *fleet) node(name string) *member {
 func (f *fleet) stage(name string, layers gguf.Range, change ...func(*StageConfig, *double)) *member {
 	f.t.Helper()
 	m := f.node(name)
+	f.fill(m, layers, change...)
+	return m
+}
+
+func (f *fleet) fill(m *member, layers gguf.Range, change ...func(*StageConfig, *double)) {
+	f.t.Helper()
+	name := m.name
 	m.double = newDouble(f.t, layers)
 	cfg := StageConfig{
 		Peer: name, Model: testModel, Layers: layers, Total: testLayers, Width: testWidth, Compute: m.double,
@@ -75,7 +83,14 @@ func (f *fleet) stage(name string, layers gguf.Range, change ...func(*StageConfi
 	f.mu.Lock()
 	m.stage = st
 	f.mu.Unlock()
-	return m
+}
+
+// find returns the stage of a node that a link asks for.
+func (m *member) find(_ string, layers gguf.Range) (*Stage, error) {
+	if m.also != nil && m.also.stage.Layers() == layers {
+		return m.also.stage, nil
+	}
+	return m.stage, nil
 }
 
 func testLogger(t testing.TB) *slog.Logger {
@@ -143,10 +158,10 @@ func (f *fleet) dialer(from string) Dialer {
 		near, far := &fleetConn{Conn: p, f: f, owner: a, other: b, gone: make(chan struct{})}, &fleetConn{Conn: q, f: f, owner: b, other: a, gone: make(chan struct{})}
 		f.mu.Lock()
 		f.conns = append(f.conns, near, far)
-		stage := b.stage
+		wait := b.stage.cfg.DialTimeout
 		f.mu.Unlock()
 		f.serve.Go(func() {
-			if err := stage.Serve(context.Background(), far); err != nil && os.Getenv("RING_LOG") != "" {
+			if err := Serve(context.Background(), far, wait, b.find); err != nil && os.Getenv("RING_LOG") != "" {
 				f.t.Logf("%s served %s: %v", to, from, err)
 			}
 		})
@@ -294,6 +309,9 @@ func (f *fleet) close(entries ...*Entry) {
 			m.frozen = nil
 		}
 		list = append(list, m)
+		if m.also != nil {
+			list = append(list, m.also)
+		}
 	}
 	f.mu.Unlock()
 	for _, m := range list {

@@ -61,9 +61,9 @@ var losses = map[string]func(f *fleet, chain Chain, at int){
 // A lost stage is replaced, wherever it is and whatever happened to it; no answer is lost or
 // different, and when all is over every sequence is free.
 func TestLoss(t *testing.T) {
-	seeds := 12
+	seeds := 5 // of four sessions each
 	if testing.Short() || raceEnabled {
-		seeds = 4
+		seeds = 1
 	}
 	for name, lose := range losses {
 		for _, stages := range []int{2, 3, 4} {
