@@ -19,7 +19,21 @@ import (
 func GenerateArchitectures() []string {
 	var names []string
 	for _, a := range architectures {
-		names = append(names, a.name)
+		if !a.dense {
+			names = append(names, a.name)
+		}
+	}
+	return names
+}
+
+// GenerateDense names the architectures without experts that GenerateModel knows.
+// Others take GenerateConfig.Dense.
+func GenerateDense() []string {
+	var names []string
+	for _, a := range architectures {
+		if a.dense {
+			names = append(names, a.name)
+		}
 	}
 	return names
 }
@@ -41,7 +55,7 @@ func GenerateFused() []string {
 func (rt *Runtime) GenerateModel(path string, cfg GenerateConfig) error {
 	i := slices.IndexFunc(architectures, func(a architecture) bool { return a.name == cfg.Arch })
 	if i < 0 {
-		return fmt.Errorf("generate: unknown architecture %q, want one of %s", cfg.Arch, strings.Join(GenerateArchitectures(), ", "))
+		return fmt.Errorf("generate: unknown architecture %q, want one of %s", cfg.Arch, strings.Join(slices.Concat(GenerateArchitectures(), GenerateDense()), ", "))
 	}
 	arch := architectures[i]
 	if cfg.Fused && !arch.fused {
@@ -66,7 +80,7 @@ func (rt *Runtime) GenerateModel(path string, cfg GenerateConfig) error {
 			return err
 		}
 	}
-	tensors, err := file.discover(s.layers, cfg)
+	tensors, err := file.discover(s.layers, cfg, arch.optional)
 	if err != nil {
 		return fmt.Errorf("generate %s: %w", arch.name, err)
 	}

@@ -2,8 +2,8 @@
 
 package ggml
 
-// architectures lists every architecture of llama.cpp v0.5.0 whose loader
-// creates expert tensors and whose graph gives logits by itself. Left out:
+// architectures lists, before some without experts, every architecture of llama.cpp
+// v0.5.0 whose loader creates expert tensors and whose graph gives logits by itself. Left out:
 //   - dflash and eagle3 draft for another model, whose hidden rows they read;
 //   - llama-embed and nomic-bert-moe give embeddings, no logits;
 //   - nemotron_h is nemotron_h_moe by its older name;
@@ -70,6 +70,30 @@ var architectures = []architecture{
 	{name: "rnd1"},
 	{name: "smallthinker", traits: []trait{slidingWindow, sigmoidGate}},
 	{name: "step35", traits: []trait{slidingLayers, sharedWidth, sigmoidGate}},
+
+	{name: "arcee", dense: true},
+	{name: "cohere2", dense: true, traits: []trait{layerNorm, slidingWindow, logitScale}},
+	{name: "command-r", dense: true, traits: []trait{layerNorm, logitScale}},
+	{name: "exaone4", dense: true, traits: []trait{slidingWindow}},
+	{name: "falcon-h1", dense: true, traits: []trait{wideState}},
+	{name: "gemma3", dense: true, traits: []trait{slidingWindow}},
+	{name: "glm4", dense: true, traits: []trait{sections}},
+	{name: "hunyuan-dense", dense: true},
+	{name: "internlm2", dense: true},
+	{name: "lfm2", dense: true, traits: []trait{hybridHeads, convCache}},
+	{name: "mamba2", dense: true, traits: []trait{wideState}},
+	{name: "nemotron", dense: true, traits: []trait{layerNorm}},
+	{name: "olmo2", dense: true, traits: []trait{slidingWindow}},
+	{name: "phi3", dense: true, optional: []optional{{"attn_qkv.weight", "attn_norm.weight"}}, traits: []trait{unnamed}},
+	{name: "qwen2", dense: true},
+	{name: "qwen2vl", dense: true, traits: []trait{sections}},
+	{name: "qwen3", dense: true},
+	{name: "qwen35", dense: true, traits: []trait{halfLinear, stateSpace, sections}},
+	{name: "qwen3vl", dense: true, traits: []trait{sections}},
+	{name: "seed_oss", dense: true},
+	{name: "smollm3", dense: true},
+	{name: "stablelm", dense: true, traits: []trait{layerNorm}},
+	{name: "starcoder2", dense: true, traits: []trait{layerNorm}},
 }
 
 // clampedLayers clamps the activations of every layer but the first.

@@ -86,7 +86,7 @@ var wrongCount = regexp.MustCompile(`tensors.*; expected (\d+), got (\d+)`)
 // The library makes a model from metadata if its header lists as many tensors
 // as the architecture creates. Required ones need not be among them: nameless
 // stand-ins will do. Optional ones are created only if listed.
-func (f *ggufFile) discover(layers int, cfg GenerateConfig) ([]generated, error) {
+func (f *ggufFile) discover(layers int, cfg GenerateConfig, more []optional) ([]generated, error) {
 	loadMu.Lock()
 	defer loadMu.Unlock()
 	var listed []string
@@ -107,7 +107,7 @@ func (f *ggufFile) discover(layers int, cfg GenerateConfig) ([]generated, error)
 		}
 	}
 	offer([]string{"output.weight"})
-	for _, o := range cfg.wanted() {
+	for _, o := range slices.Concat(cfg.wanted(), more) {
 		var names []string
 		for i := range layers {
 			name := fmt.Sprintf("blk.%d.%s", i, o.name)

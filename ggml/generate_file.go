@@ -37,6 +37,8 @@ func (f *ggufFile) set(key string, value any) error {
 		C.gguf_set_val_str(f.ctx, k, s)
 	case []uint32:
 		setArray(f, k, C.GGUF_TYPE_UINT32, v)
+	case []bool:
+		setArray(f, k, C.GGUF_TYPE_BOOL, v)
 	case []uint64:
 		setArray(f, k, C.GGUF_TYPE_UINT64, v)
 	case []float32:

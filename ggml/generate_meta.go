@@ -13,6 +13,7 @@ import (
 type shape struct {
 	layers, experts, used           int
 	embd, ff, heads, kvHeads, vocab int
+	dense                           bool // experts and used do not count
 }
 
 func (s shape) headSize() int { return s.embd / s.heads }
@@ -45,7 +46,9 @@ type architecture struct {
 	name                string
 	layers, embd, heads int
 	kvHeads             int
-	fused               bool // the loader takes ffn_gate_up_exps
+	optional            []optional // beside wantedTensors
+	fused               bool       // the loader takes ffn_gate_up_exps
+	dense               bool       // it has no experts
 	traits              []trait
 }
 
@@ -83,6 +86,7 @@ func (a architecture) shapeOf(cfg GenerateConfig) (shape, error) {
 	if cfg.Heads == 0 && a.kvHeads != 0 {
 		s.kvHeads = a.kvHeads
 	}
+	s.dense = a.dense || cfg.Dense
 	for name, v := range map[string]int{"Layers": s.layers, "Experts": s.experts, "ExpertsUsed": s.used,
 		"Embedding": s.embd, "FeedForward": s.ff, "Heads": s.heads, "Vocab": s.vocab} {
 		if v < 1 || v > 1<<20 {
@@ -132,11 +136,16 @@ func (a architecture) metadataOf(s shape, overrides map[string]any) (metadata, e
 	for _, t := range a.traits {
 		t(m, s)
 	}
+	if s.dense {
+		for _, k := range []string{"expert_count", "expert_used_count", "expert_feed_forward_length"} {
+			delete(m, k)
+		}
+	}
 	for k, v := range overrides {
 		switch v.(type) {
 		case nil:
 			delete(m, k)
-		case uint32, float32, bool, string, []uint32, []uint64, []float32, []string:
+		case uint32, float32, bool, string, []bool, []uint32, []uint64, []float32, []string:
 			m[k] = v
 		default:
 			return nil, fmt.Errorf("generate %s: override %q is a %T, want uint32, float32, bool, string or a slice", a.name, k, v)

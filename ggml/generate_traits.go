@@ -23,6 +23,10 @@ var (
 	halfLinear   = constant("full_attention_interval", uint32(2))
 )
 
+// unnamed is for architectures whose name makes the library look for special tokens,
+// when it is in the name of the model.
+func unnamed(m metadata, _ shape) { delete(m, "general.name") }
+
 // sharedWidth gives the shared expert half the width of the others, so that a
 // mix-up of the two shows.
 func sharedWidth(m metadata, s shape) { m["expert_shared_feed_forward_length"] = uint32(s.ff / 2) }

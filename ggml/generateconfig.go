@@ -5,7 +5,7 @@ import "regexp"
 // GenerateConfig describes a random-weight model. Equal configurations give
 // equal files, byte for byte, on one CPU architecture.
 type GenerateConfig struct {
-	Arch string // one of GenerateArchitectures
+	Arch string // one of GenerateArchitectures or GenerateDense
 	Seed uint64
 
 	// Sizes; 0 is the architecture's small default (8 experts of which 2 are
@@ -14,6 +14,8 @@ type GenerateConfig struct {
 	// K types). Token ids are 0 to Vocab-1; there is no text tokenizer.
 	Layers, Experts, ExpertsUsed, Embedding, FeedForward, Heads, Vocab int
 
+	// Dense leaves the experts out, where the architecture can do without.
+	Dense bool
 	// Scales adds the per-expert scale tensors that NVFP4 files have, Biases
 	// the optional biases, where the architecture knows them.
 	Scales, Biases bool
@@ -31,7 +33,7 @@ type GenerateConfig struct {
 	Threads int
 
 	// Overrides sets metadata last. Keys are without the architecture's
-	// prefix; values are uint32, float32, bool, string, a slice of uint32,
+	// prefix; values are uint32, float32, bool, string, a slice of bool, uint32,
 	// uint64, float32 or string, or nil to remove the key.
 	Overrides map[string]any
 }

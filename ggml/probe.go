@@ -7,23 +7,45 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"os/exec"
 	"regexp"
 	"strings"
 	"time"
+
+	"kvasird/ggml/gguf"
 )
 
 // An abort inside the library ends the process, and a model file that is wrong
 // in a way of its own can cause one. So a file that is not yet known to be good
 // is loaded and run for one token in a child process first.
 
-// ProbeRequest is what the child is asked, as JSON on its standard input.
+// ProbeRequest is what the child is asked, as JSON on its standard input: about a file
+// or about a stage.
 type ProbeRequest struct {
-	Path      string `json:"path"`
-	Backbone  bool   `json:"backbone"` // experts elsewhere: they are not loaded and answer zeros
-	NoRepack  bool   `json:"no_repack"`
-	GPULayers int    `json:"gpu_layers"`
-	Threads   int    `json:"threads"`
+	Path string `json:"path"`
+	// Files and Layers, instead of Path, are a stage: the files of the whole model, in
+	// order, whose bytes for these layers are there.
+	Files     []ProbeFile `json:"files,omitempty"`
+	Layers    gguf.Range  `json:"layers,omitzero"`
+	Backbone  bool        `json:"backbone"` // experts elsewhere: they are not loaded and answer zeros
+	NoRepack  bool        `json:"no_repack"`
+	GPULayers int         `json:"gpu_layers"`
+	Threads   int         `json:"threads"`
+}
+
+// ProbeFile is a file of a model and what is known of it: nothing is hashed again.
+type ProbeFile struct {
+	Path string       `json:"path"`
+	Sum  gguf.FileSum `json:"sum"`
+}
+
+// name says what is tried.
+func (req ProbeRequest) name() string {
+	if len(req.Files) > 0 {
+		return fmt.Sprintf("the stage of layers %v of %s", req.Layers, req.Files[0].Path)
+	}
+	return req.Path
 }
 
 type probeReply struct {
@@ -51,11 +73,11 @@ func Probe(ctx context.Context, child *exec.Cmd, req ProbeRequest) error {
 	err = child.Wait()
 	stop()
 	if ctx.Err() != nil {
-		return fmt.Errorf("%w: %s: no result in time: %v", ErrProbe, req.Path, ctx.Err())
+		return fmt.Errorf("%w: %s: no result in time: %v", ErrProbe, req.name(), ctx.Err())
 	}
 	var reply probeReply
 	if json.Unmarshal(out.Bytes(), &reply) != nil {
-		return fmt.Errorf("%w: llama.cpp aborts on %s (%v): %s", ErrProbe, req.Path, err, cause(words.String()))
+		return fmt.Errorf("%w: llama.cpp aborts on %s (%v): %s", ErrProbe, req.name(), err, cause(words.String()))
 	}
 	if reply.Error != "" {
 		return fmt.Errorf("%w: %s", ErrProbe, reply.Error)
@@ -92,7 +114,7 @@ func cause(words string) string {
 // ServeProbe is the child's side: one request from r, one reply to w.
 func ServeProbe(rt *Runtime, r io.Reader, w io.Writer) error {
 	var req ProbeRequest
-	if err := json.NewDecoder(io.LimitReader(r, 64<<10)).Decode(&req); err != nil {
+	if err := json.NewDecoder(io.LimitReader(r, maxProbeRequest)).Decode(&req); err != nil {
 		return fmt.Errorf("probe request: %w", err)
 	}
 	var reply probeReply
@@ -102,6 +124,9 @@ func ServeProbe(rt *Runtime, r io.Reader, w io.Writer) error {
 	return json.NewEncoder(w).Encode(reply)
 }
 
+// maxProbeRequest bounds what the child reads: a model of a thousand files fits.
+const maxProbeRequest = 1 << 20
+
 func (rt *Runtime) probe(req ProbeRequest) error {
 	cfg := ModelConfig{Path: req.Path, NoRepack: req.NoRepack, GPULayers: req.GPULayers}
 	if req.Backbone {
@@ -110,28 +135,90 @@ func (rt *Runtime) probe(req ProbeRequest) error {
 			return nil
 		}
 	}
+	last := true
+	if len(req.Files) > 0 {
+		model, err := req.open()
+		if err != nil {
+			return err
+		}
+		defer model.Close()
+		if cfg.Image, err = model.RowStage(context.Background(), req.Layers); err != nil {
+			return err
+		}
+		last = req.Layers.End == model.Layers()
+	}
 	m, err := rt.LoadModel(cfg)
 	if err != nil {
 		return err
 	}
 	defer m.Close()
 	if !m.HasDecoder() {
-		return fmt.Errorf("%s is an encoder (%s): it cannot generate", req.Path, m.Arch())
+		return fmt.Errorf("%s is an encoder (%s): it cannot generate", req.name(), m.Arch())
 	}
-	c, err := m.NewContext(ContextConfig{Tokens: 256, Batch: 8, Threads: req.Threads})
+	return probeDecode(m, req, last)
+}
+
+// probeDecode computes one token, or one row of a stage.
+func probeDecode(m *Model, req ProbeRequest, last bool) error {
+	c, err := m.NewContext(ContextConfig{Tokens: 256, Batch: 8, Threads: req.Threads, Boundary: !last})
 	if err != nil {
 		return err
 	}
 	defer c.Close()
 	b := NewBatch(1)
-	b.Add(max(m.BOS(), 0), 0, 0, true)
+	if req.Layers.Begin > 0 {
+		b = NewRowBatch(1, m.EmbeddingLength())
+		row := make([]float32, m.EmbeddingLength())
+		row[0] = 1
+		b.AddRow(row, 0, 0, true)
+	} else {
+		b.Add(max(m.BOS(), 0), 0, 0, true)
+	}
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Minute)
 	defer cancel()
 	if err := c.Decode(ctx, b); err != nil {
 		return err
 	}
-	if len(c.Logits(0)) == 0 {
-		return fmt.Errorf("%s gives no logits", req.Path)
+	if last && len(c.Logits(0)) == 0 {
+		return fmt.Errorf("%s gives no logits", req.name())
 	}
 	return nil
 }
+
+// open opens the model of a stage as a store would, whose files say themselves which
+// bytes they have: here a byte that is missing reads as zero.
+func (req ProbeRequest) open() (*probedModel, error) {
+	p := &probedModel{}
+	var known []gguf.KnownFile
+	for _, file := range req.Files {
+		f, err := os.Open(file.Path)
+		if err != nil {
+			p.Close()
+			return nil, err
+		}
+		p.files = append(p.files, f)
+		known = append(known, gguf.KnownFile{Path: file.Path, Sum: file.Sum, Stored: probedFile{f}})
+	}
+	var err error
+	if p.Model, err = gguf.OpenKnown(known); err != nil {
+		p.Close()
+		return nil, err
+	}
+	return p, nil
+}
+
+// probedModel is a model whose files it closes.
+type probedModel struct {
+	*gguf.Model
+	files []*os.File
+}
+
+func (p *probedModel) Close() {
+	for _, f := range p.files {
+		f.Close() // it was only read
+	}
+}
+
+type probedFile struct{ *os.File }
+
+func (probedFile) Holds(off, n int64) bool { return true }

@@ -3,43 +3,44 @@ package gguf
 import (
 	"errors"
 	"fmt"
-	"math"
+	"maps"
 	"slices"
 )
 
 // ErrCut is wrapped when a model cannot be cut so, or at all.
 var ErrCut = errors.New("llama.cpp does not compute the parts of it as it computes the whole")
 
-// cutRule says how models of an architecture may be cut into stages. The zero value is
+// cutRule says how models of an architecture may be cut into stages; the zero value:
 // before any layer.
 type cutRule struct {
-	// every is a metadata key (after "<arch>."), an integer n by which llama.cpp tells
-	// the kinds of layers apart: by the index modulo n. missing is n without the key.
-	// A window begins at a multiple, or its layers would be taken for others, and the
-	// last one has n layers, or it would lack a kind, on which the library aborts.
-	every   string
-	missing int
+	// every are integers n by which llama.cpp tells the kinds of layers apart: by the
+	// index modulo n. A window begins at a multiple, or its layers would be taken for
+	// others, and the last one has n layers at the least, or it would lack a kind, on
+	// which the library aborts.
+	every []period
 	// kinds are arrays per layer in which zero makes another kind of layer. A window
 	// takes its part of them, and must have both kinds.
 	kinds []string
-	// embeddingScale is by what the graph multiplies embeddings of tokens, but not
-	// other rows; nil: nothing.
+	// pastLead: the first window has a layer after the leading dense ones, which have
+	// another attention; the library aborts on a window of these alone.
+	pastLead bool
+	// embeddingScale is by what the graph multiplies the rows of tokens, but not rows
+	// that are given; nil: nothing.
 	embeddingScale func(width int) float32
-	// check refuses models of the architecture that cannot be cut; nil: none.
-	check func(*Model) error
+	// check says why a model of the architecture cannot be cut; "" when it can.
+	check func(m *Model, main int) string
 	// counts are numbers of layers that make llama.cpp take a model for another
 	// variant: no window has as many.
 	counts []int
+	// mend writes down what llama.cpp would otherwise derive from what a stage has less
+	// of, such as layers; nil: nothing.
+	mend func(m *Model, main int, meta *Metadata)
 }
 
-func rootOfWidth(width int) float32 { return float32(math.Sqrt(float64(width))) }
-
-// cutRules are the architectures that are exact when cut so: the tests of package
-// ggml compare the logits of every cut, bit for bit, with those of the whole model.
-var cutRules = map[string]cutRule{
-	"llama":     {},
-	"qwen3moe":  {},
-	"deepseek2": {},
+// period is a metadata key (after "<arch>.") and its value where it is missing.
+type period struct {
+	key     string
+	missing int
 }
 
 // Cuts returns the layers, but for 0, at which a stage may begin, ascending: any two
@@ -50,23 +51,34 @@ func (m *Model) Cuts() ([]int, error) {
 	if !ok {
 		return nil, m.noCut("its architecture is not among those that were proved")
 	}
-	if rule.check != nil {
-		if err := rule.check(m); err != nil {
-			return nil, err
-		}
-	}
 	main, err := m.mainLayers()
 	if err != nil {
 		return nil, err
+	}
+	if m.Meta().has(m.arch + ".deepstack_mapping") {
+		return nil, m.noCut("embeddings of pictures are added in several of its layers")
+	}
+	if rule.check != nil {
+		if why := rule.check(m, main); why != "" {
+			return nil, m.noCut(why)
+		}
 	}
 	step, err := m.period(rule)
 	if err != nil {
 		return nil, err
 	}
-	step = m.avoid(step, main, rule.counts)
+	step = avoid(step, main, rule.counts)
+	lead := 0
+	if rule.pastLead {
+		if lead, err = m.Meta().count(m.arch+".leading_dense_block_count", 0, maxIndex); err != nil {
+			return nil, err
+		}
+	}
 	var cuts []int
 	for at := step; at+step <= main; at += step {
-		cuts = append(cuts, at)
+		if at > lead {
+			cuts = append(cuts, at)
+		}
 	}
 	for _, key := range rule.kinds {
 		v, ok := m.Meta().Get(m.arch + "." + key)
@@ -81,31 +93,40 @@ func (m *Model) noCut(why string) error {
 	return fmt.Errorf("a model of %s cannot be cut into stages: %w: %s", m.arch, ErrCut, why)
 }
 
-// period returns the n of a rule's every; 1 without one.
+// period returns the least common multiple of a rule's every.
 func (m *Model) period(rule cutRule) (int, error) {
-	if rule.every == "" {
-		return 1, nil
+	all := 1
+	for _, p := range rule.every {
+		key := m.arch + "." + p.key
+		if v, ok := m.Meta().Get(key); ok && v.Type() == Array {
+			continue // which is taken apart by layer
+		}
+		n, err := m.Meta().count(key, p.missing, maxIndex)
+		if err != nil {
+			return 0, err
+		}
+		n = max(n, 1)
+		all = min(all/gcd(all, n)*n, maxIndex)
 	}
-	key := m.arch + "." + rule.every
-	if v, ok := m.Meta().Get(key); ok && v.Type() == Array {
-		return 1, nil // its values are told by layer
+	return all, nil
+}
+
+func gcd(a, b int) int {
+	for b != 0 {
+		a, b = b, a%b
 	}
-	n, err := m.Meta().count(key, rule.missing, maxIndex)
-	return max(n, 1), err
+	return a
 }
 
 // avoid returns the least multiple of step with which no window has one of the counts.
-func (m *Model) avoid(step, main int, counts []int) int {
+func avoid(step, main int, counts []int) int {
 	fits := func(n int) bool {
-		for _, c := range counts {
-			// windows have k*n layers, or what remains at the end
-			if c < m.layers && (c%n == 0 || (main-c) > 0 && (main-c)%n == 0 || m.layers-c > 0 && (m.layers-c)%n == 0) {
-				return false
-			}
-		}
-		return true
+		return !slices.ContainsFunc(counts, func(c int) bool {
+			// a window has k*n layers, or what remains of them at the end
+			return c < main && (c%n == 0 || (main-c)%n == 0)
+		})
 	}
-	for n := step; n <= main; n += step {
+	for n := step; n < main; n += step {
 		if fits(n) {
 			return n
 		}
@@ -156,3 +177,7 @@ func (m *Model) checkCut(window Range) error {
 	}
 	return nil
 }
+
+// CutArchitectures returns the architectures of which there are models that can be cut,
+// sorted.
+func CutArchitectures() []string { return slices.Sorted(maps.Keys(cutRules)) }

@@ -35,6 +35,12 @@ func (m Metadata) Get(key string) (Value, bool) {
 	return m.list[i].Value, true
 }
 
+// has reports whether a key is there.
+func (m Metadata) has(key string) bool {
+	_, ok := m.index[key]
+	return ok
+}
+
 // set replaces the value of a key, or appends it.
 func (m *Metadata) set(key string, v Value) {
 	if i, ok := m.index[key]; ok {

@@ -14,7 +14,7 @@ import (
 var layerKeys = []string{
 	"attention.compress_ratios", "attention.head_count", "attention.head_count_kv",
 	"attention.indexer.types", "attention.recurrent_layers", "attention.rope_pattern",
-	"attention.sliding_window_pattern", "deepstack_mapping", "expert_feed_forward_length",
+	"attention.sliding_window_pattern", "expert_feed_forward_length",
 	"expert_used_count", "feed_forward_length", "swiglu_clamp_exp", "swiglu_clamp_shexp",
 }
 
@@ -24,7 +24,7 @@ var globalKeys = []string{"rope.dimension_sections", "classifier.output_labels"}
 // stage is a window of a model's layers.
 type stage struct {
 	m     *Model
-	win   Range // in the numbering of the model; the last one includes nextn layers
+	win   Range // in the numbering of the model
 	main  int   // layers without those for multi-token prediction
 	vocab int64 // rows of the token embedding
 	rows  bool  // takes rows, also when it is the first
@@ -33,6 +33,9 @@ type stage struct {
 
 func (s *stage) first() bool { return s.win.Begin == 0 }
 func (s *stage) last() bool  { return s.win.End == s.m.layers }
+
+// blocks returns the layers that the stage holds: none for multi-token prediction.
+func (s *stage) blocks() Range { return Range{s.win.Begin, min(s.win.End, s.main)} }
 
 // bare reports whether the stage needs no vocabulary.
 func (s *stage) bare() bool { return !s.last() && (s.rows || !s.first()) }
@@ -46,8 +49,8 @@ func (s *stage) bare() bool { return !s.last() && (s.rows || !s.first()) }
 // embedding, the last the output head. llama.cpp insists on both, so each has a
 // stand-in where it is not used: zeros of the smallest type, a hole when written to a
 // file, of one row in a middle stage, which gets tokenizer "none" and vocab_size 1; in
-// the first and the last the vocabulary fixes the shape. Layers for multi-token
-// prediction go with the last stage, and only with it.
+// the first and the last the vocabulary fixes the shape. The window of the last stage
+// includes layers for multi-token prediction, the stage does not.
 //
 // A window that is not between two of Cuts is refused.
 func (m *Model) StageImage(ctx context.Context, window Range) (*Image, error) {
@@ -150,15 +153,22 @@ func (s *stage) meta() (Metadata, error) {
 		return meta, err
 	}
 	arch := s.m.arch + "."
-	meta.set(arch+"block_count", NewValue(uint32(s.win.Len())))
+	meta.set(arch+"block_count", NewValue(uint32(s.blocks().Len())))
 	if lead > 0 {
 		meta.set(arch+"leading_dense_block_count", NewValue(uint32(max(lead-s.win.Begin, 0))))
 	}
-	if s.main < s.m.layers && !s.last() {
+	if s.main < s.m.layers {
 		meta.set(arch+"nextn_predict_layers", NewValue(uint32(0)))
 	}
 	if !s.first() {
 		meta.set(arch+"embedding_scale", NewValue(float32(1)))
+	}
+	// Rows are text here: no other embeddings are added to them in the first layers.
+	if key := arch + "n_deepstack_layers"; meta.has(key) {
+		meta.set(key, NewValue(uint32(0)))
+	}
+	if s.rule.mend != nil {
+		s.rule.mend(s.m, s.main, &meta)
 	}
 	if s.bare() {
 		meta.set("tokenizer.ggml.model", NewValue("none"))
@@ -173,7 +183,7 @@ func (s *stage) cutArray(kv KV, field string, ofArch bool) (Value, error) {
 	perLayer := ofArch && slices.Contains(layerKeys, field) || strings.HasPrefix(kv.Key, "xielu.")
 	switch {
 	case perLayer && (n == s.m.layers || n == s.main):
-		return kv.Value.cut(s.win.Begin, min(s.win.End, n)), nil
+		return kv.Value.cut(s.win.Begin, s.blocks().End), nil
 	case perLayer:
 		return Value{}, fmt.Errorf("gguf: stage %v: %s has %d elements for %d layers", s.win, kv.Key, n, s.m.layers)
 	case ofArch && !slices.Contains(globalKeys, field) && (n == s.m.layers || n == s.main):
@@ -189,7 +199,7 @@ func (s *stage) tensors() (out []outTensor, reads []Located, err error) {
 		layer, rest, isBlock := blockName(t.Name)
 		o := outTensor{t.Name, t.DType, t.Shape, s.m.parts[t.Part].file, t.Offset}
 		switch {
-		case isBlock && !s.win.Contains(layer):
+		case isBlock && !s.blocks().Contains(layer):
 			continue
 		case isBlock:
 			o.name = fmt.Sprintf("blk.%d.%s", layer-s.win.Begin, rest)
