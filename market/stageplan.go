@@ -81,8 +81,8 @@ func newView(f *fit, me stager, all []stager) *view {
 			v.fixed = append(v.fixed, held...)
 		case len(held) == 0 && len(s.has(Leaving)) == 0 && s.room != (Footprint{}):
 			v.free = append(v.free, s)
-		case !first: // yields if both want the same
-			v.fixed = append(v.fixed, held...)
+		case !first: // yields if both want the same, or leave the same
+			v.fixed = append(append(v.fixed, held...), s.has(Leaving)...)
 		case s.room == (Footprint{}):
 			v.fixed = append(append(v.fixed, held...), claimed...)
 		default: // moves

@@ -57,6 +57,7 @@ type Stager struct {
 	changed bool
 	urge    time.Time     // since when a move looks worth it; zero: it does not
 	dwell   time.Duration // that it must look so
+	looked  time.Time     // for a better place, the last time
 	drawn   uint64        // jitters so far
 	rest    rest
 }
@@ -72,6 +73,10 @@ type stage struct {
 // steady is how often a claim is changed before it stands whatever others claim, so that rivals
 // that change theirs all the time do not keep a node from its work.
 const steady = 8
+
+// glance is how often a node that serves looks for a better place: in a large swarm something
+// changes all the time, and a look takes some milliseconds.
+const glance = 5 * time.Second
 
 // NewStager returns a stager that holds nothing. id is the author of its announcements.
 func NewStager(id string, p Policy, m StageModel) (*Stager, error) {

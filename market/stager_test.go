@@ -278,7 +278,7 @@ func TestStageRearranged(t *testing.T) {
 	d := h.decide(0)
 	h.want("b can hold the other end", "serving 2:6", d, none, none)
 	h.others("b", 2) // only in the middle
-	h.decide(time.Second)
+	h.decide(glance)
 	d = h.decide(time.Minute)
 	h.want("moves to the end, although nobody else has the middle", "serving 2:6, claimed 4:8", d, none, none)
 	h.want("leaves", "leaving 2:6, claimed 4:8", h.decide(settle), none, none)
@@ -414,5 +414,82 @@ func TestStagerRefuses(t *testing.T) {
 	}
 	if _, err := NewStager("me", Policy{Target: -1}, eight()); err == nil {
 		t.Error("a policy without sense was taken")
+	}
+}
+
+// ranked returns a peer that ranks before or after "me".
+func ranked(before bool) string {
+	for i := 0; ; i++ {
+		id := fmt.Sprint("peer ", i)
+		if (rank(hash(id), hashID(modelA), 0) < rank(hash("me"), hashID(modelA), 0)) == before {
+			return id
+		}
+	}
+}
+
+// TestStageMover: one that moves counts where it moves to if it ranks before, else where it is.
+func TestStageMover(t *testing.T) {
+	for before, want := range map[bool]string{true: "claimed 0:4", false: "claimed 4:8"} {
+		h := newStageHand(t, 4)
+		h.others(ranked(before), 4, win(0, 4, Serving), win(4, 8, Claimed))
+		h.others("a", 0, win(0, 4, Serving))
+		h.others("b", 0, win(4, 8, Serving))
+		h.want(fmt.Sprint("ranks before: ", before), want, h.decide(0), none, none)
+	}
+}
+
+// TestStageBothLeave: of two that leave the same window to each other one goes and one stays; one
+// that leaves for good goes in any case.
+func TestStageBothLeave(t *testing.T) {
+	for _, tt := range []struct {
+		name          string
+		before, moves bool
+		state         string
+		drop          gguf.Range
+	}{
+		{"the other ranks before", true, true, "serving 0:2", none},
+		{"the other yields", false, true, "claimed 0:4", layerRange(0, 2)},
+		{"the other ends", false, false, "serving 0:2", none},
+	} {
+		h := newStageHand(t, 4)
+		h.serves(layerRange(0, 2))
+		other := ranked(tt.before)
+		h.others(other, 2, win(0, 2, Serving))
+		h.others("a", 0, win(2, 8, Serving))
+		h.others("b", 0, win(4, 8, Serving))
+		h.decide(0)
+		h.decide(5 * time.Minute)
+		h.want("leaves", "leaving 0:2, claimed 0:4", h.decide(settle), none, none)
+		if tt.moves {
+			h.others(other, 2, win(0, 2, Leaving), win(6, 8, Claimed))
+		} else {
+			h.others(other, 0, win(0, 2, Leaving))
+		}
+		h.want(tt.name, tt.state, h.decide(settle), none, tt.drop)
+	}
+}
+
+// TestStageLiar: who gives room for all and claims the whole, but never serves, does not keep
+// others from a chain.
+func TestStageLiar(t *testing.T) {
+	s := newStageSim(t, 3, layered(48, 4))
+	for range 3 {
+		s.add(20, 0)
+	}
+	s.run(time.Second)
+	var seq uint64
+	for range 30 {
+		seq++
+		w := WindowHolding{Layers: layerRange(0, 48), State: Loading, Lease: MaxLease}
+		body := encode(t, &Announcement{Models: []ModelNews{{ID: modelA, Shape: s.shape, Windows: []WindowHolding{w}, Room: Footprint{maxHint, maxHint}}}})
+		for _, n := range s.nodes {
+			if _, err := n.table.Update(Record{"liar", seq, s.now, 5 * time.Minute, body}, s.now); err != nil {
+				t.Fatal(err)
+			}
+		}
+		s.run(time.Minute)
+	}
+	if s.chains() != 1 || s.loads != 3 {
+		t.Errorf("%d chains of %v after %d downloads", s.chains(), s.windows(), s.loads)
 	}
 }

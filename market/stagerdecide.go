@@ -181,13 +181,13 @@ func (r *stageRound) drain() {
 }
 
 // spared reports whether a chain of others serves without this node, or none serves with it.
-// Others that leave count only where they yield to this node.
+// Others that leave count only where they move, and yield to this node: they look so too.
 func (r *stageRound) spared() bool {
 	var serving []gguf.Range
 	for i := range r.view.others {
 		o := &r.view.others[i]
 		serving = append(serving, o.has(Serving)...)
-		if !o.before(&r.view.me) {
+		if len(o.has(Claimed)) > 0 && !o.before(&r.view.me) {
 			serving = append(serving, o.has(Leaving)...)
 		}
 	}
@@ -203,16 +203,22 @@ func (r *stageRound) spared() bool {
 func (r *stageRound) serve() {
 	s := r.s
 	if s.next != nil {
-		switch {
-		case !r.settled(s.next):
-		case !r.better(s.next.layers) || !r.spared():
-			s.next, s.changed = nil, true
-		default:
-			s.own.become(Leaving)
-			s.changed = true
+		if !r.settled(s.next) {
+			return
 		}
+		if r.better(s.next.layers) {
+			s.own.become(Leaving)
+		} else {
+			s.next = nil
+		}
+		s.changed = true
 		return
 	}
+	if again := s.looked.Add(glance); r.now.Before(again) {
+		r.wake(again)
+		return
+	}
+	s.looked = r.now
 	w, ok := r.move()
 	if !ok {
 		s.urge = time.Time{}
