@@ -38,7 +38,11 @@ func (st *Stage) wayUsedLocked(w *way) bool {
 	return false
 }
 
-func (st *Stage) wayDrained() { st.kick() }
+func (st *Stage) wayDrained() {
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	st.flushLocked()
+}
 
 // wayFrame serves a frame of a successor.
 func (st *Stage) wayFrame(w *way, f p2p.Frame) error {

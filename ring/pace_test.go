@@ -125,3 +125,25 @@ func TestSockets(t *testing.T) {
 	}
 	f.close(e)
 }
+
+// More rows than may wait for a socket are sent as it takes them.
+func TestRowsWaitForTheSocket(t *testing.T) {
+	f := newFleet(t)
+	f.tcp = true
+	var chain Chain
+	for i, w := range windows(2) {
+		name := string(rune('a' + i))
+		f.stage(name, w, func(c *StageConfig, d *double) { c.Compute, c.Width = idleCompute{}, MaxWidth })
+		chain = append(chain, Hop{name, w})
+	}
+	e := f.entry()
+	s, err := e.Open(t.Context(), chain, Request{Tokens: make([]int32, 200), MaxTokens: 3}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, err := answer(t.Context(), s); err != nil || len(got) != 3 {
+		t.Errorf("got %v, %v", got, err)
+	}
+	f.free()
+	f.close(e)
+}

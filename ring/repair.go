@@ -149,10 +149,11 @@ func (s *Session) change(chain Chain) {
 	s.e.mu.Lock()
 	defer s.e.mu.Unlock()
 	same := s.chain.sameWindows(chain)
-	if s.next != nil && s.next.l != nil && (!same || s.chain[0] != chain[0]) {
-		s.next.l.send(frameClose, s.id, putClose(nil, closing{s.epoch, same, s.key}))
+	if !same || s.chain[0] != chain[0] {
+		s.partLocked(same)
 	}
 	if !same {
+		s.holed = false
 		s.renewLocked()
 	}
 	s.beginLocked(chain)

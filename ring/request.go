@@ -26,7 +26,8 @@ type Session struct {
 	epoch   uint32
 	chain   Chain
 	next    *way
-	ready   bool      // the ring is closed, as far as is known
+	ready   bool      // the ring was closed
+	holed   bool      // since then a stage was lost
 	begun   time.Time // of this epoch
 	tokens  []int32   // prompt and answer
 	read    int       // tokens before this position were returned by Next
@@ -93,6 +94,17 @@ func (s *Session) Close() error {
 	return nil
 }
 
+// partLocked tells the stages that the session is over, or only the first one that it is not in the
+// ring any more. Stages behind one that is lost have to be told directly.
+func (s *Session) partLocked(here bool) {
+	if s.next != nil && s.next.l != nil {
+		s.next.l.send(frameClose, s.id, putClose(nil, closing{s.epoch, here, s.key}))
+	}
+	if s.holed && !here && !s.e.closing {
+		s.e.farewellLocked(s)
+	}
+}
+
 // renewLocked gives the session another identity: stages know nothing of it.
 func (s *Session) renewLocked() {
 	delete(s.e.sessions, s.id)
@@ -126,7 +138,7 @@ func (s *Session) sendOpenLocked() {
 }
 
 func (s *Session) readyLocked() {
-	s.ready = true
+	s.ready, s.holed = true, false
 	select {
 	case <-s.opened:
 	default:
@@ -160,7 +172,7 @@ func (s *Session) troubleLocked(r report) {
 	if r.code == CodeLeaving && slices.Contains(s.quit, s.chain[r.hop]) {
 		return
 	}
-	s.ready = s.ready && (r.code == CodeLeaving || r.code.final())
+	s.holed = s.holed || s.ready && r.code != CodeLeaving && !r.code.final()
 	if s.report == nil || s.report.code == CodeLeaving && r.code != CodeLeaving {
 		s.report = &r
 		s.hurry()
@@ -187,11 +199,7 @@ func (s *Session) run(ctx context.Context) {
 	e := s.e
 	e.mu.Lock()
 	delete(e.sessions, s.id)
-	if s.ready && s.next != nil && s.next.l != nil {
-		s.next.l.send(frameClose, s.id, putClose(nil, closing{s.epoch, false, s.key}))
-	} else if !e.closing {
-		e.farewellLocked(s)
-	}
+	s.partLocked(false)
 	s.err, s.next = err, nil
 	e.mu.Unlock()
 	s.cancel(err)

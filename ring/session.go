@@ -122,6 +122,8 @@ func (st *Stage) checkLocked(id uint64, o *opening) (Code, string) {
 		return CodeModel, fmt.Sprintf("the chain has %d layers, the model %d", o.chain.layers(), c.Total)
 	case o.Prompt+o.Most > c.Context:
 		return CodeLimit, fmt.Sprintf("prompt of %d and answer of %d tokens, a session holds %d", o.Prompt, o.Most, c.Context)
+	case o.Hop < len(o.chain) && !st.ways.roomLocked(o.chain[(o.Hop+1)%len(o.chain)]):
+		return CodeBusy, fmt.Sprintf("links to %d stages are open or being opened", mostWays)
 	case s == nil:
 		return 0, ""
 	case !bytes.Equal(s.key, o.Key):

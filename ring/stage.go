@@ -106,7 +106,7 @@ func Serve(ctx context.Context, conn net.Conn, timeout time.Duration, find func(
 	}
 	defer st.serving.Done()
 	defer st.linkDown(l)
-	l.startWriter(st.kick)
+	l.startWriter(func() {}) // no rows go back
 	st.greeted(l)
 	err = st.read(l)
 	if errors.Is(err, ErrProtocol) {

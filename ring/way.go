@@ -51,6 +51,12 @@ func (ws *ways) init() {
 	ws.ctx, ws.stop = context.WithCancel(context.Background())
 }
 
+// mostWays bounds the onward links, which whoever opens sessions can cause to be opened.
+const mostWays = 256
+
+// roomLocked says whether there is or may be a way to a hop.
+func (ws *ways) roomLocked(h Hop) bool { return len(ws.open) < mostWays || ws.open[h] != nil }
+
 // getLocked returns the way to a hop, which it begins to open if there is none.
 func (ws *ways) getLocked(h Hop) *way {
 	if w := ws.open[h]; w != nil {
