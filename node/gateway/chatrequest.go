@@ -2,6 +2,7 @@ package gateway
 
 import (
 	"slices"
+	"strings"
 
 	"kvasird/node/gateway/jinja"
 )
@@ -188,9 +189,9 @@ func (f *fields) content(name string, needed bool) string {
 			f.fail(name, "is required")
 		}
 	case *jinja.List:
-		text := ""
-		f.each(name, maxParts, func(p *fields) { text += p.textPart() })
-		return text
+		var text strings.Builder
+		f.each(name, maxParts, func(p *fields) { text.WriteString(p.textPart()) })
+		return text.String()
 	default:
 		f.fail(name, "must be a string or an array of parts, not %s", kindOf(v))
 	}

@@ -25,11 +25,55 @@ type scriptEngine struct {
 	block    bool          // after the pieces: wait for ever
 	delay    time.Duration // before each piece
 	notReady error
+	cached   int         // tokens of the prompt
+	able     *Abilities  // nil: an Engine and no more
+	probs    []TokenProb // alternatives of each token
+	vectors  func(prompts [][]int32) ([][]float32, error)
 
-	mu   sync.Mutex // guards what follows
-	last Request
-	text string
-	live int
+	mu      sync.Mutex // guards what follows
+	last    Request
+	extra   Extra
+	prompts []string
+	seeds   []uint32
+	live    int
+}
+
+// engine is the engine as the gateway sees it: with only what it is able to do.
+func (e *scriptEngine) engine() Engine {
+	if e.able == nil {
+		return e
+	}
+	return &ableEngine{e}
+}
+
+// ableEngine serves more than Engine asks. Its log-probabilities are −n for the
+// n-th token.
+type ableEngine struct{ *scriptEngine }
+
+func (e *ableEngine) Abilities() Abilities { return *e.able }
+
+func (e *ableEngine) StartExtra(ctx context.Context, req Request, extra Extra) (Stream, error) {
+	if extra.Grammar != "" && !e.able.Grammar || extra.Special && !e.able.Special || extra.Logprobs && !e.able.Logprobs {
+		return nil, errors.New("asked for more than it said it can")
+	}
+	s, err := e.Start(ctx, req)
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.extra = extra
+	if err != nil || !extra.Logprobs {
+		return s, err
+	}
+	return probStream{s.(*scriptStream)}, nil
+}
+
+func (e *ableEngine) Embed(_ context.Context, prompts [][]int32) ([][]float32, error) {
+	return e.vectors(prompts)
+}
+
+type probStream struct{ *scriptStream }
+
+func (s probStream) Prob() (TokenProb, []TokenProb) {
+	return TokenProb{ID: int32(s.n), Bytes: []byte(s.e.pieces[s.n-1]), Logprob: -float32(s.n)}, s.e.probs
 }
 
 func (e *scriptEngine) Ready() error { return e.notReady }
@@ -41,7 +85,7 @@ func (e *scriptEngine) Tokenize(prompt string) ([]int32, error) {
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.text = prompt
+	e.prompts = append(e.prompts, prompt)
 	return make([]int32, len(prompt)), nil
 }
 
@@ -49,6 +93,7 @@ func (e *scriptEngine) Start(ctx context.Context, req Request) (Stream, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.last = req
+	e.seeds = append(e.seeds, req.Seed)
 	if e.startErr != nil {
 		return nil, e.startErr
 	}
@@ -70,7 +115,10 @@ func (e *scriptEngine) running() int {
 func (e *scriptEngine) prompt() string {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	return e.text
+	if len(e.prompts) == 0 {
+		return ""
+	}
+	return e.prompts[len(e.prompts)-1]
 }
 
 func (e *scriptEngine) request() Request {
@@ -111,6 +159,8 @@ func (s *scriptStream) Next(ctx context.Context) ([]byte, error) {
 	}
 	return nil, io.EOF
 }
+
+func (s *scriptStream) Cached() int { return s.e.cached }
 
 func (s *scriptStream) Finish() string {
 	if s.e.finish == "" {
@@ -174,6 +224,7 @@ func serve(t testing.TB, e *scriptEngine, change func(*Gateway)) (url string, lo
 	}
 	srv := httptest.NewServer(g.Handler())
 	t.Cleanup(func() {
+		http.DefaultClient.CloseIdleConnections() // else Close waits for those that were never used
 		srv.Close()
 		waitFor(t, "every generation ends", func() bool { return e.running() == 0 })
 	})

@@ -387,28 +387,3 @@ func TestNoModel(t *testing.T) {
 		t.Errorf("chat: status %d, want 404", resp.StatusCode)
 	}
 }
-
-// FuzzChat: every body is answered, malformed ones with a 4xx in OpenAI's shape.
-func FuzzChat(f *testing.F) {
-	f.Add([]byte(chatBody(`"stream":true,"stop":["a"],"logit_bias":{"1":2},"seed":1`)))
-	f.Add([]byte(chatBody(`"temperature":1e400`)))
-	f.Add([]byte(`{"model":"kvasir-tiny","messages":[{"role":"user","content":[{"type":"text","text":"\ud800"}]}]}`))
-	f.Add([]byte("{\"model\":\"\xff\"}"))
-	f.Add([]byte(`{"model":"kvasir-tiny","messages":[{"role":"user","content":"x","name":{"a":[[[]]]}}],"chat_template_kwargs":{"messages":1}}`))
-	g, err := New(Config{Models: []Model{{ID: "kvasir-tiny", ChatTemplate: chatML, VocabSize: 100, Engine: &scriptEngine{pieces: []string{"a"}}}}})
-	if err != nil {
-		f.Fatal(err)
-	}
-	f.Fuzz(func(t *testing.T, body []byte) {
-		r := httptest.NewRequest(http.MethodPost, "http://localhost/v1/chat/completions", bytes.NewReader(body))
-		w := httptest.NewRecorder()
-		g.Handler().ServeHTTP(w, r)
-		switch {
-		case w.Code == 200:
-		case w.Code >= 400 && w.Code < 500:
-			decodeError(t, w.Body.String())
-		default:
-			t.Errorf("status %d for %q", w.Code, body)
-		}
-	})
-}

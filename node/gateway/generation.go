@@ -189,7 +189,7 @@ func (a *generation) rest() []tokenChoice {
 
 // cached is how many tokens of the prompt were not computed again.
 func (a *generation) cached() int {
-	if s, ok := a.stream.(CachedStream); ok {
+	if s, ok := a.stream.(CachedStream); ok && a.tokens > 0 {
 		return s.Cached()
 	}
 	return 0

@@ -133,33 +133,39 @@ func (f *fields) claudeTurns(c *conversation) {
 		f.fail("role", "%q is none of user, assistant, system", clip(role))
 		return
 	}
-	t := turn{role: role}
+	var t claudeTurn
 	v, _ := f.get("content")
 	switch v := v.(type) {
 	case string:
-		t.text = v
+		t.text.WriteString(v)
 	case *jinja.List:
 		results := len(c.turns)
 		f.each("content", maxParts, func(b *fields) { b.claudeBlock(c, &t) })
-		if role == roleUser && len(c.turns) > results && t.text == "" {
+		if role == roleUser && len(c.turns) > results && t.text.Len() == 0 {
 			return // results alone
 		}
 	default:
 		f.fail("content", "must be a string or an array of blocks, not %s", kindOf(v))
 	}
-	c.turns = append(c.turns, t)
+	c.turns = append(c.turns, turn{role: role, text: t.text.String(), reasoning: t.reasoning.String(), calls: t.calls})
+}
+
+// claudeTurn is a turn that is put together of blocks.
+type claudeTurn struct {
+	text, reasoning strings.Builder
+	calls           []call
 }
 
 // claudeBlock reads one block into the turn, or as a result before it. Blocks of
 // kinds that are not known are left out, as are those of Anthropic's own tools.
-func (f *fields) claudeBlock(c *conversation, t *turn) {
+func (f *fields) claudeBlock(c *conversation, t *claudeTurn) {
 	kind, _ := f.text("type")
 	switch kind {
 	case "text":
-		t.text += f.textPart()
+		t.text.WriteString(f.textPart())
 	case "thinking":
 		text, _ := f.text("thinking")
-		t.reasoning += text
+		t.reasoning.WriteString(text)
 	case "tool_use":
 		k := call{args: f.arguments("input")}
 		k.id, _ = f.text("id")
@@ -173,7 +179,7 @@ func (f *fields) claudeBlock(c *conversation, t *turn) {
 	case "image":
 		f.fail("type", "this model takes no images")
 	case "document", "search_result":
-		t.text += f.documentText(kind)
+		t.text.WriteString(f.documentText(kind))
 	case "":
 		f.fail("type", "is required")
 	}
@@ -181,38 +187,37 @@ func (f *fields) claudeBlock(c *conversation, t *turn) {
 
 // resultText is what a tool gave: text, blocks or nothing.
 func (f *fields) resultText() string {
-	text := ""
+	var text strings.Builder
 	if v, _ := f.get("content"); v != nil {
 		if s, ok := v.(string); ok {
-			text = s
+			text.WriteString(s)
 		} else {
 			f.each("content", maxParts, func(b *fields) {
 				switch kind, _ := b.text("type"); kind {
 				case "text":
-					text += b.textPart()
+					text.WriteString(b.textPart())
 				case "image":
-					text += noImage
+					text.WriteString(noImage)
 				case "document", "search_result":
-					text += b.documentText(kind)
+					text.WriteString(b.documentText(kind))
 				}
 			})
 		}
 	}
-	if f.flag("is_error") && text == "" {
-		text = "the tool failed"
+	if f.flag("is_error") && text.Len() == 0 {
+		return "the tool failed"
 	}
-	return text
+	return text.String()
 }
 
 // documentText is the text of a document; other forms of one are refused.
 func (f *fields) documentText(kind string) string {
-	text := ""
-	if title, ok := f.text("title"); ok {
-		text = title + "\n"
+	text, _ := f.text("title")
+	if text != "" {
+		text += "\n"
 	}
 	if kind == "search_result" {
-		f.each("content", maxParts, func(b *fields) { text += b.textPart() })
-		return text
+		return text + f.content("content", true)
 	}
 	source, ok := f.object("source")
 	if !ok {

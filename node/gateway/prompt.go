@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -101,25 +102,25 @@ func (c *conversation) plain(choice toolMode) *conversation {
 	if len(c.tools) > 0 && choice != toolsNone {
 		out.turns = append(out.turns, turn{role: roleSystem, text: c.plainTools()})
 	}
-	for _, t := range c.turns {
+	var results []string
+	for i, t := range c.turns {
 		switch {
-		case t.role == roleTool:
-			t = turn{role: roleUser, text: "<tool_response>\n" + t.text + "\n</tool_response>"}
-			if n := len(out.turns); n > 0 && out.turns[n-1].role == roleUser && strings.HasPrefix(out.turns[n-1].text, "<tool_response>") {
-				out.turns[n-1].text += "\n" + t.text
+		case t.role == roleTool: // those in a row are one turn
+			results = append(results, "<tool_response>\n"+t.text+"\n</tool_response>")
+			if i+1 < len(c.turns) && c.turns[i+1].role == roleTool {
 				continue
 			}
+			t = turn{role: roleUser, text: strings.Join(results, "\n")}
+			results = nil
 		case t.role == roleSystem && len(out.turns) > 0:
 			out.turns[0].text = t.text + "\n\n" + out.turns[0].text
 			continue
 		case len(t.calls) > 0:
+			texts := slices.DeleteFunc([]string{t.text}, func(s string) bool { return s == "" })
 			for _, k := range t.calls {
-				if t.text != "" {
-					t.text += "\n"
-				}
-				t.text += "<tool_call>\n" + string(jsonOf(dict("name", k.name, "arguments", k.args))) + "\n</tool_call>"
+				texts = append(texts, "<tool_call>\n"+string(jsonOf(dict("name", k.name, "arguments", k.args)))+"\n</tool_call>")
 			}
-			t.calls = nil
+			t = turn{role: t.role, text: strings.Join(texts, "\n"), reasoning: t.reasoning}
 		}
 		out.turns = append(out.turns, t)
 	}

@@ -127,9 +127,9 @@ type responseObject struct {
 }
 
 // repeated is a field of the body, or def where it is absent.
-func (t *responseTask) repeated(name, def string) json.RawMessage {
-	if v, _ := t.asked.Get(name); v != nil {
-		return jsonOf(v)
+func (t *responseTask) shown(name, def string) json.RawMessage {
+	if v, ok := t.asked[name]; ok {
+		return v
 	}
 	return json.RawMessage(def)
 }
@@ -137,11 +137,11 @@ func (t *responseTask) repeated(name, def string) json.RawMessage {
 func newResponseObject(q *ready, t *responseTask) *responseObject {
 	o := &responseObject{
 		ID: q.id, Object: "response", Created: q.created, Status: "in_progress", Model: q.m.ID, Output: []any{},
-		Instructions: t.repeated("instructions", "null"), MaxOutputTokens: t.repeated("max_output_tokens", "null"),
-		Parallel: t.parallel, Reasoning: t.repeated("reasoning", `{"effort":null,"summary":null}`), Store: t.store,
-		Temperature: t.sampling.Temperature, TopP: t.sampling.TopP, Text: t.repeated("text", `{"format":{"type":"text"}}`),
-		ToolChoice: t.repeated("tool_choice", `"auto"`), Tools: t.repeated("tools", "[]"), Truncation: "disabled",
-		User: t.repeated("user", "null"), Metadata: t.repeated("metadata", "{}"),
+		Instructions: t.shown("instructions", "null"), MaxOutputTokens: t.shown("max_output_tokens", "null"),
+		Parallel: t.parallel, Reasoning: t.shown("reasoning", `{"effort":null,"summary":null}`), Store: t.store,
+		Temperature: t.sampling.Temperature, TopP: t.sampling.TopP, Text: t.shown("text", `{"format":{"type":"text"}}`),
+		ToolChoice: t.shown("tool_choice", `"auto"`), Tools: t.shown("tools", "[]"), Truncation: "disabled",
+		User: t.shown("user", "null"), Metadata: t.shown("metadata", "{}"),
 	}
 	if t.previous != "" {
 		o.Previous = &t.previous
@@ -155,10 +155,7 @@ func (g *Gateway) keep(r *http.Request, t *responseTask, o *responseObject) {
 	if !t.store {
 		return
 	}
-	items := []json.RawMessage{}
-	for _, item := range t.items {
-		items = append(items, jsonOf(item))
-	}
+	items := append([]json.RawMessage{}, t.items...)
 	for _, item := range o.Output {
 		items = append(items, json.RawMessage(jsonText(item)))
 	}

@@ -15,12 +15,14 @@ import (
 // back: a text in base64. It is no secret, it only has to come back unchanged.
 const sealedPrefix = "kvasir1:"
 
+const maxID = 128 // bytes of a response's id
+
 // responseTask is a checked body of /v1/responses.
 type responseTask struct {
 	*task
-	asked    *jinja.Dict // the body: some of it is repeated in the answer
-	items    []any       // the conversation, the previous ones included
-	previous string      // id
+	asked    map[string]json.RawMessage // fields that are repeated in the answer
+	items    []json.RawMessage          // the conversation with the previous ones, where it is to be stored
+	previous string                     // id
 	store    bool
 	sealed   bool // reasoning.encrypted_content is wanted
 }
@@ -28,7 +30,7 @@ type responseTask struct {
 // parseResponses reads a body, and the conversation that it goes on from.
 func (g *Gateway) parseResponses(r *http.Request, d *jinja.Dict) (*responseTask, *apiError) {
 	f := newFields(d)
-	t := &responseTask{task: newTask(), asked: d, store: true}
+	t := &responseTask{task: newTask(), asked: map[string]json.RawMessage{}, store: true}
 	if t.model, _ = f.text("model"); t.model == "" { // some clients' follow-ups have none
 		if models := *g.models.Load(); len(models) > 0 {
 			t.model = models[0].ID
@@ -56,12 +58,21 @@ func (g *Gateway) parseResponses(r *http.Request, d *jinja.Dict) (*responseTask,
 	if f.err() != nil {
 		return nil, f.err()
 	}
-	if e := g.conversation(r, t); e != nil {
+	for _, name := range repeated {
+		if v, ok := f.get(name); ok {
+			t.asked[name] = jsonOf(v)
+		}
+	}
+	items, e := g.previousItems(r, t)
+	if e != nil {
 		return nil, e
 	}
-	f.responseInput(t)
+	f.responseInput(t, items)
 	return t, f.err()
 }
+
+// repeated are the fields of a request that its answer shows as they came.
+var repeated = []string{"instructions", "max_output_tokens", "reasoning", "text", "tool_choice", "tools", "user", "metadata"}
 
 // include reads what more the answer shall have.
 func (f *fields) include(t *responseTask) {
@@ -142,23 +153,26 @@ func (f *fields) customTool(t *responseTask) tool {
 	return made
 }
 
-// conversation puts the previous response's items in front of the input's.
-func (g *Gateway) conversation(r *http.Request, t *responseTask) *apiError {
+// previousItems are the items of the response that this one goes on from.
+func (g *Gateway) previousItems(r *http.Request, t *responseTask) ([]any, *apiError) {
 	if t.previous == "" {
-		return nil
+		return nil, nil
 	}
 	kept, e := g.stored(r.Context(), owner(r), t.previous)
 	if e != nil {
 		e.param = "previous_response_id"
-		return e
+		return nil, e
 	}
 	v, err := jinja.DecodeJSON(kept.Items)
 	l, ok := v.(*jinja.List)
 	if err != nil || !ok {
-		return &apiError{status: http.StatusInternalServerError, code: "bad_store", message: "the stored response cannot be read"}
+		return nil, badStore()
 	}
-	t.items = l.Items
-	return nil
+	return l.Items, nil
+}
+
+func badStore() *apiError {
+	return &apiError{status: http.StatusInternalServerError, code: "bad_store", message: "the stored response cannot be read"}
 }
 
 // storedAnswer is what is kept of a response.
@@ -171,7 +185,12 @@ func storeKey(owner, id string) string { return owner + "/" + id }
 
 // stored finds a response of the same owner.
 func (g *Gateway) stored(ctx context.Context, owner, id string) (*storedAnswer, *apiError) {
-	data, ok, err := g.cfg.Store.Get(ctx, storeKey(owner, id))
+	var data []byte
+	var ok bool
+	var err error
+	if len(id) <= maxID {
+		data, ok, err = g.cfg.Store.Get(ctx, storeKey(owner, id))
+	}
 	if err != nil {
 		return nil, engineError(fmt.Errorf("the store of responses: %w", err))
 	}
@@ -181,19 +200,19 @@ func (g *Gateway) stored(ctx context.Context, owner, id string) (*storedAnswer, 
 	}
 	kept := &storedAnswer{}
 	if err := json.Unmarshal(data, kept); err != nil {
-		return nil, &apiError{status: http.StatusInternalServerError, code: "bad_store", message: "the stored response cannot be read"}
+		return nil, badStore()
 	}
 	return kept, nil
 }
 
 // responseInput reads the input, and all items into turns.
-func (f *fields) responseInput(t *responseTask) {
+func (f *fields) responseInput(t *responseTask, items []any) {
 	switch v, _ := f.get("input"); v := v.(type) {
 	case nil:
 	case string:
-		t.items = append(t.items, dict("role", roleUser, "content", v))
+		items = append(items, dict("role", roleUser, "content", v))
 	case *jinja.List:
-		t.items = append(t.items, v.Items...)
+		items = append(items, v.Items...)
 	default:
 		f.fail("input", "must be a string or an array of items, not %s", kindOf(v))
 	}
@@ -201,11 +220,16 @@ func (f *fields) responseInput(t *responseTask) {
 		t.talk.turns = append(t.talk.turns, turn{role: roleSystem, text: instructions})
 	}
 	first := len(t.talk.turns)
-	all := newFields(dict("input", &jinja.List{Items: t.items}))
+	all := newFields(dict("input", &jinja.List{Items: items}))
 	all.first = f.first
 	all.each("input", maxMessages, func(item *fields) { item.responseItem(&t.talk) })
 	if len(t.talk.turns) == first { // a probe
 		t.talk.turns = append(t.talk.turns, turn{role: roleUser})
+	}
+	for _, item := range items {
+		if t.store {
+			t.items = append(t.items, jsonOf(item))
+		}
 	}
 }
 
@@ -282,7 +306,7 @@ func (f *fields) responseCall(c *conversation, kind string) {
 
 // responseReasoning is the text of a reasoning item, in the first of its forms
 // that has some.
-func (f *fields) responseReasoning() (text string) {
+func (f *fields) responseReasoning() string {
 	if sealed, ok := f.text("encrypted_content"); ok {
 		if data, own := strings.CutPrefix(sealed, sealedPrefix); own {
 			if plain, err := base64.StdEncoding.DecodeString(data); err == nil {
@@ -291,13 +315,14 @@ func (f *fields) responseReasoning() (text string) {
 		}
 	}
 	for _, name := range []string{"content", "summary"} {
-		if text != "" {
-			break
-		}
+		var text strings.Builder
 		f.each(name, maxParts, func(p *fields) {
 			part, _ := p.text("text")
-			text += part
+			text.WriteString(part)
 		})
+		if text.Len() > 0 {
+			return text.String()
+		}
 	}
-	return text
+	return ""
 }

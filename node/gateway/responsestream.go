@@ -194,6 +194,7 @@ func (s *responseStream) finish([]*generation) {
 }
 
 func (s *responseStream) fail(e *apiError) {
+	s.close("incomplete")
 	s.response.Status, s.response.Error = "failed", &responseError{e.code, e.message}
 	s.lifecycle("response.failed")
 }

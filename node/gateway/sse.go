@@ -25,7 +25,9 @@ func startEvents(w http.ResponseWriter, limit time.Duration) *eventWriter {
 	h.Set("X-Accel-Buffering", "no") // proxies must pass events on at once
 	h.Set("X-Content-Type-Options", "nosniff")
 	w.WriteHeader(http.StatusOK)
-	return &eventWriter{w: w, rc: http.NewResponseController(w), limit: limit, last: time.Now()}
+	e := &eventWriter{w: w, rc: http.NewResponseController(w), limit: limit}
+	e.raw("") // the headers go out now, whenever the first event comes
+	return e
 }
 
 func (e *eventWriter) raw(text string) {

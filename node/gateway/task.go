@@ -125,6 +125,7 @@ func (g *Gateway) prepare(ctx context.Context, t *task, idPrefix string) (*ready
 	if t.sampling.Prompt, e = m.tokens(p.text, "messages"); e != nil {
 		return nil, e
 	}
+	t.talk.turns, p.text = nil, "" // may be large, and are not needed while the answer runs
 	return &ready{task: t, m: m, prompt: p, id: g.newID(idPrefix), created: g.cfg.Now().Unix()}, nil
 }
 

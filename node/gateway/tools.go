@@ -156,7 +156,11 @@ func (m *servedModel) constrain(t *task, p *prompt) *apiError {
 	if !t.choice.forced() && len(triggers) == 0 {
 		return nil
 	}
-	gbnf, err := toolcall.Grammar(p.family, tools, t.parallel, p.options, lenientRule)
+	options := p.options
+	if !t.choice.forced() {
+		options.InReasoning = false // what triggers the grammar comes after it
+	}
+	gbnf, err := toolcall.Grammar(p.family, tools, t.parallel, options, lenientRule)
 	if err != nil {
 		if t.choice.forced() {
 			return lacks(t.choice.param, "a call cannot be forced: "+err.Error())
