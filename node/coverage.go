@@ -44,6 +44,31 @@ func coverageMap(c market.Coverage, holders []market.Holder) api.CoverageMap {
 	return m
 }
 
+// ringMap shows who runs windows of a model; nil when nobody does.
+func ringMap(c market.WindowCoverage, holders []market.WindowHolder) *api.RingMap {
+	if len(holders) == 0 {
+		return nil
+	}
+	m := &api.RingMap{Layers: c.Layers, Chains: c.Chains}
+	for _, r := range c.Missing {
+		m.Missing = append(m.Missing, api.LayerSpan{Begin: r.Begin, End: r.End})
+	}
+	for _, h := range holders {
+		w := apiWindow(h.WindowHolding)
+		w.Peer = h.Peer
+		m.Windows = append(m.Windows, w)
+	}
+	slices.SortStableFunc(m.Windows, func(a, b api.Window) int { return cmp.Compare(a.Layers.Begin, b.Layers.Begin) })
+	return m
+}
+
+func apiWindow(w market.WindowHolding) api.Window {
+	return api.Window{
+		Layers: api.LayerSpan{Begin: w.Layers.Begin, End: w.Layers.End}, State: partStates[w.State],
+		Sequences: w.Slots, Free: w.Free, TokenMicro: w.Token.Microseconds(),
+	}
+}
+
 func apiHolder(h market.Holder) api.Holder {
 	out := api.Holder{Peer: h.Peer, Whole: h.News.Full}
 	for _, hold := range h.News.Holdings {

@@ -202,10 +202,15 @@ func noNetwork(what string) error {
 
 // Pause ends or begins what this node does for others.
 func (n *Node) Pause(ctx context.Context, paused bool) (api.PauseResult, error) {
-	if n.exchange == nil || n.exchange.volunteer == nil {
-		return api.PauseResult{}, &api.Error{Code: api.CodeBadRequest, Message: "this node is no volunteer: it has nothing to pause"}
-	}
 	result := api.PauseResult{Paused: paused}
+	switch {
+	case n.exchange != nil && n.exchange.stager != nil:
+		n.exchange.stager.paused.Store(paused)
+		n.exchange.changed()
+		return result, nil
+	case n.exchange == nil || n.exchange.volunteer == nil:
+		return api.PauseResult{}, &api.Error{Code: api.CodeBadRequest, Message: "this node is no volunteer and no stage: it has nothing to pause"}
+	}
 	n.exchange.volunteer.paused.Store(paused)
 	n.exchange.changed()
 	if !paused {

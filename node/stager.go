@@ -15,6 +15,7 @@ import (
 	"kvasird/ggml/gguf"
 	"kvasird/ggml/store"
 	"kvasird/market"
+	"kvasird/node/api"
 	"kvasird/ring/plan"
 )
 
@@ -42,7 +43,9 @@ type stager struct {
 	part   *stagePart               // what is loaded
 	loops  sync.WaitGroup
 
-	mu      sync.Mutex // guards what follows
+	mu      sync.Mutex        // guards what follows
+	name    string            // of the model
+	shape   market.StageModel // what its windows take
 	trouble string
 	shown   []market.WindowHolding // what was told last
 	serving *stagePart             // part, for those who ask how it goes
@@ -80,6 +83,9 @@ func (s *stager) learn(ctx context.Context) error {
 	if err := s.node.exchange.know(s.model, g); err != nil {
 		return err
 	}
+	s.mu.Lock()
+	s.name, s.shape = m.Name(), shape
+	s.mu.Unlock()
 	s.post(ctx, func(now time.Time) {
 		s.market, s.stored, s.gguf = decides, m, g
 		s.note(nil)
@@ -272,6 +278,37 @@ func (s *stager) news(n *market.ModelNews) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.shown = n.Windows
+}
+
+// status says what is held and what is in the way.
+func (s *stager) status(out *api.Volunteer) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	out.Paused = s.paused.Load()
+	for _, w := range s.shown {
+		if s.serving != nil && s.serving.Layers() == w.Layers {
+			st := s.serving.Stats()
+			w.Free, w.Token = st.Free, st.Token
+			out.Memory.Used = s.takesLocked(w.Layers)
+		}
+		text := apiWindow(w)
+		text.Model = s.name
+		out.Windows = append(out.Windows, text)
+	}
+	if s.trouble != "" {
+		out.Troubles = []string{s.trouble}
+	}
+}
+
+// takesLocked is the memory of a window.
+func (s *stager) takesLocked(w gguf.Range) (bytes int64) {
+	for _, l := range s.shape.Layers[w.Begin:w.End] {
+		bytes += l.Memory
+	}
+	if w.End == len(s.shape.Layers) {
+		bytes += s.shape.Last.Memory
+	}
+	return bytes
 }
 
 // windows lists this node's windows of a model.

@@ -41,19 +41,25 @@ var partStates = map[market.State]api.PartState{
 	market.Serving: api.PartServing, market.Leaving: api.PartLeaving,
 }
 
-// volunteerStatus says what this node has taken on; nil when it is no volunteer.
+// volunteerStatus says what this node has taken on; nil when it is neither a
+// volunteer nor a stage.
 func (n *Node) volunteerStatus() *api.Volunteer {
-	v := n.exchange.volunteer
-	if v == nil {
-		return nil
-	}
 	used, reserved := n.store.Used()
 	limit, _ := n.cfg.Budget.held(n.device)
-	return &api.Volunteer{
-		Paused: v.paused.Load(), Parts: n.parts(), Downloads: n.weights.progress(), Troubles: v.troubles(),
-		Disk:   api.Share{Used: used + reserved, Limit: n.cfg.Budget.limits.disk},
-		Memory: api.Share{Used: n.workers.bytes(), Limit: limit}, OnGPU: onGPU(n.device),
+	out := &api.Volunteer{
+		Downloads: n.weights.progress(),
+		Disk:      api.Share{Used: used + reserved, Limit: n.cfg.Budget.limits.disk},
+		Memory:    api.Share{Used: n.workers.bytes(), Limit: limit}, OnGPU: onGPU(n.device),
 	}
+	switch v, st := n.exchange.volunteer, n.exchange.stager; {
+	case v != nil:
+		out.Paused, out.Parts, out.Troubles = v.paused.Load(), n.parts(), v.troubles()
+	case st != nil:
+		st.status(out)
+	default:
+		return nil
+	}
+	return out
 }
 
 // parts lists what the volunteer holds, by model and slice.

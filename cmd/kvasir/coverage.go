@@ -81,6 +81,32 @@ func printCoverage(w io.Writer, m api.CoverageMap, width int, colour bool) {
 	for _, h := range m.Holders {
 		fmt.Fprintf(w, "  %s %s\n", plain(shortID(h.Peer)), holderText(h))
 	}
+	if m.Ring != nil {
+		printRing(w, *m.Ring)
+	}
+}
+
+// printRing writes who runs windows of layers.
+func printRing(w io.Writer, r api.RingMap) {
+	var missing []string
+	for _, m := range r.Missing {
+		missing = append(missing, fmt.Sprintf("%d:%d", m.Begin, m.End))
+	}
+	switch {
+	case r.Chains == 0:
+		fmt.Fprintf(w, "\nRings: none is complete, layers %s lack.\n", strings.Join(missing, ", "))
+	case r.Chains == 1:
+		fmt.Fprintf(w, "\nRings: one is complete.\n")
+	default:
+		fmt.Fprintf(w, "\nRings: %d are complete side by side.\n", r.Chains)
+	}
+	for _, held := range r.Windows {
+		row := []byte(strings.Repeat(".", max(r.Layers, 0)))
+		for l := max(0, held.Layers.Begin); l < min(held.Layers.End, len(row)); l++ {
+			row[l] = '='
+		}
+		fmt.Fprintf(w, "  %s  %s layers %d:%d %s\n", row, plain(shortID(held.Peer)), held.Layers.Begin, held.Layers.End, windowText(held))
+	}
 }
 
 // coverageSentence says first whether the model can answer.

@@ -21,13 +21,18 @@ func TestCoverageMap(t *testing.T) {
 			{Peer: "12D3KooWijklmnop", Claimed: []api.Slice{{LayerEnd: 1, ExpertBegin: 3, ExpertEnd: 4}}, Leaving: true},
 		},
 	}
+	m.Ring = &api.RingMap{Layers: 4, Missing: []api.LayerSpan{{Begin: 2, End: 4}}, Windows: []api.Window{
+		{Peer: "12D3KooWabcdefgh", Layers: api.LayerSpan{End: 2}, State: api.PartServing, Sequences: 4, Free: 3, TokenMicro: 1500},
+		{Peer: "12D3KooWijklmnop", Layers: api.LayerSpan{Begin: 2, End: 9}, State: api.PartClaimed},
+	}}
 	tests := []struct {
 		width int
 		want  []string
 	}{
 		{64, []string{"tiny: 2 of 16 experts are held by nobody", "    0  221d.+32\n", "    1  22222222\n", "is one expert:",
 			"…abcdefgh has the whole model, serves layers 0:2 experts 0:4", "…ijklmnop downloads layers 0:1 experts 3:4, is leaving"}},
-		{4, []string{"    0  2d.2\n", "is 2 experts, and shows the rarest"}},
+		{4, []string{"    0  2d.2\n", "is 2 experts, and shows the rarest",
+			"Rings: none is complete, layers 2:4 lack", "==..  …abcdefgh layers 0:2 serving, 3 of 4 sequences free, 1.5 ms a token", "..==  …ijklmnop layers 2:9 claimed\n"}},
 	}
 	for _, tt := range tests {
 		var text strings.Builder

@@ -62,6 +62,9 @@ func printVolunteer(row func(name, format string, args ...any), v *api.Volunteer
 		row("Paused", "it takes nothing new; `kvasir resume` ends that")
 	}
 	texts := partsTexts(v.Parts)
+	for _, w := range v.Windows {
+		texts = append(texts, fmt.Sprintf("layers %d:%d of %s: %s", w.Layers.Begin, w.Layers.End, oneLine(w.Model), windowText(w)))
+	}
 	for i, text := range texts {
 		row([]string{"Holds", ""}[min(i, 1)], "%s", text)
 	}
@@ -73,6 +76,18 @@ func printVolunteer(row func(name, format string, args ...any), v *api.Volunteer
 		where = "GPU memory"
 	}
 	row("Gives", "%s %s, disk %s", where, shareText(v.Memory), shareText(v.Disk))
+}
+
+// windowText says how a window of layers does.
+func windowText(w api.Window) string {
+	text := string(w.State)
+	if w.Sequences > 0 {
+		text += fmt.Sprintf(", %d of %d sequences free", w.Free, w.Sequences)
+	}
+	if w.TokenMicro > 0 {
+		text += fmt.Sprintf(", %.1f ms a token", float64(w.TokenMicro)/1000)
+	}
+	return text
 }
 
 func shareText(s api.Share) string {

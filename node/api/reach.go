@@ -45,6 +45,7 @@ type Relaying struct {
 type Volunteer struct {
 	Paused    bool       `json:"paused,omitempty"`
 	Parts     []Part     `json:"parts,omitempty"`
+	Windows   []Window   `json:"windows,omitempty"` // of layers, of a stage
 	Disk      Share      `json:"disk"`
 	Memory    Share      `json:"memory"`           // of the experts, where they lie
 	OnGPU     bool       `json:"on_gpu,omitempty"` // which is a GPU

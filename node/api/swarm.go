@@ -18,6 +18,32 @@ type CoverageMap struct {
 	Holders  []Holder   `json:"holders,omitempty"`
 	Segments []Segment  `json:"segments,omitempty"` // what is scarcest, worst first
 	Here     []Slice    `json:"here,omitempty"`     // what this node serves of it
+	Ring     *RingMap   `json:"ring,omitempty"`     // who runs windows of layers; nil: nobody does
+}
+
+// RingMap says who runs which layers of a model as stages of rings.
+type RingMap struct {
+	Layers  int         `json:"layers"`            // of the model
+	Chains  int         `json:"chains"`            // of windows that cover all layers, no two of which share one
+	Missing []LayerSpan `json:"missing,omitempty"` // what a first chain lacks
+	Windows []Window    `json:"windows,omitempty"` // by first layer
+}
+
+// LayerSpan is the layers [Begin, End).
+type LayerSpan struct {
+	Begin int `json:"begin"`
+	End   int `json:"end"`
+}
+
+// Window is a range of layers that a node runs, or is about to.
+type Window struct {
+	Peer       string    `json:"peer,omitempty"`
+	Model      string    `json:"model,omitempty"` // name
+	Layers     LayerSpan `json:"layers"`
+	State      PartState `json:"state"`
+	Sequences  int       `json:"sequences,omitempty"` // that it has room for
+	Free       int       `json:"free,omitempty"`      // of these
+	TokenMicro int64     `json:"token_us,omitempty"`  // to compute one token
 }
 
 // LayerMap has one entry per expert.
