@@ -263,7 +263,7 @@ func (c *Context) experts(s *C.struct_kv_split) (err error) {
 	}
 	rows, pairs := int(s.tokens)*int(s.rows_per_token), int(s.tokens)*int(s.used)
 	c.call = ExpertCall{
-		Layer: int(s.layer), Program: program,
+		Layer: m.firstLayer() + int(s.layer), Program: program,
 		RowWidth: int(s.row_width), OutWidth: int(s.out_width),
 		RowsPerToken: int(s.rows_per_token), Used: int(s.used),
 		Rows: unsafe.Slice((*float32)(unsafe.Pointer(s.rows)), rows*int(s.row_width)),

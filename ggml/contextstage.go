@@ -66,6 +66,14 @@ func (s *stageState) free() {
 	C.free(unsafe.Pointer(s.pos4))
 }
 
+// firstLayer is the number of the model's first layer in the model that it is a stage of.
+func (m *Model) firstLayer() int {
+	if m.image == nil {
+		return 0
+	}
+	return m.image.Window().Begin
+}
+
 // takesRows says whether the model has no token embedding of its own, because it is
 // the first stage as gguf's RowStage makes it.
 func (m *Model) takesRows() bool { return m.image != nil && m.image.Tokens() > 0 }

@@ -92,6 +92,12 @@ func playCut(t testing.TB, rt *Runtime, bounds []int, image imageMaker) [][]floa
 	t.Helper()
 	ch := newChain(t, rt, bounds, cutContext, image)
 	defer ch.close(t)
+	return ch.play(t)
+}
+
+// play plays everything through a chain.
+func (ch *chain) play(t testing.TB) [][]float32 {
+	t.Helper()
 	var truncate func(seq, pos int)
 	if ch.canTruncate() {
 		truncate = func(seq, pos int) {
@@ -270,7 +276,7 @@ func TestWrongCutIsWrong(t *testing.T) {
 				t.Errorf("a stage of %v: %v, want ErrCut", first, err)
 			}
 			image := func(ctx context.Context, w gguf.Range) (*gguf.Image, error) { return file.UnprovenStage(ctx, w) }
-			m, err := loadCut(rt, tt.bounds, image)
+			m, err := loadCut(rt, tt.bounds, image, nil)
 			if err != nil {
 				t.Logf("the library refuses it: %v", err)
 				return

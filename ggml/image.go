@@ -27,10 +27,13 @@ type imageReader struct {
 	err   error // of the first read that failed
 }
 
+// imagesAsFiles is set where the C library has no files that are functions.
+var imagesAsFiles = !bool(C.kv_has_images())
+
 // loadImage loads a model from an image; nil without an error when the library has its
 // own words for the failure.
 func loadImage(image *gguf.Image, params C.struct_llama_model_params) (*C.struct_llama_model, error) {
-	if !bool(C.kv_has_images()) {
+	if imagesAsFiles {
 		return loadCopy(image, params)
 	}
 	r := &imageReader{image: image}

@@ -39,6 +39,7 @@ type Model struct {
 	experts  ExpertFunc
 	programs []atomic.Pointer[layerProgram]
 	image    *gguf.Image // that it was loaded from, or nil
+	noLayers bool        // only its vocabulary was loaded
 	log      *slog.Logger
 
 	mu       sync.Mutex // guards contexts and closed
@@ -55,7 +56,7 @@ func (rt *Runtime) LoadModel(cfg ModelConfig) (*Model, error) {
 			return nil, fmt.Errorf("model: %w", err)
 		}
 	}
-	m := &Model{experts: cfg.Experts, image: cfg.Image, log: rt.log}
+	m := &Model{experts: cfg.Experts, image: cfg.Image, noLayers: cfg.VocabOnly, log: rt.log}
 	m.handle = cgo.NewHandle(m)
 	params := C.llama_model_default_params()
 	params.n_gpu_layers = C.int32_t(cfg.GPULayers)
@@ -146,8 +147,11 @@ func (m *Model) Close() error {
 func (m *Model) open() error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.closed {
+	switch {
+	case m.closed:
 		return errors.New("the model is closed")
+	case m.noLayers:
+		return errors.New("only the vocabulary of the model was loaded")
 	}
 	m.contexts++
 	return nil

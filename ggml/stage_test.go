@@ -25,10 +25,17 @@ type chain struct {
 // newChain cuts the model of a file at the given layers.
 func newChain(t testing.TB, rt *Runtime, bounds []int, cfg ContextConfig, image imageMaker) *chain {
 	t.Helper()
-	ch, err := loadCut(rt, bounds, image)
+	ch, err := loadCut(rt, bounds, image, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
+	ch.open(t, cfg)
+	return ch
+}
+
+// open makes the contexts of a chain.
+func (ch *chain) open(t testing.TB, cfg ContextConfig) {
+	t.Helper()
 	for i, m := range ch.models {
 		cfg.Boundary = i < ch.last()
 		c, err := m.NewContext(cfg)
@@ -38,18 +45,17 @@ func newChain(t testing.TB, rt *Runtime, bounds []int, cfg ContextConfig, image 
 		ch.contexts = append(ch.contexts, c)
 		ch.rows = append(ch.rows, NewRowBatch(cfg.Batch, m.EmbeddingLength()))
 	}
-	return ch
 }
 
 // loadCut loads the models of a chain.
-func loadCut(rt *Runtime, bounds []int, image imageMaker) (*chain, error) {
+func loadCut(rt *Runtime, bounds []int, image imageMaker, experts ExpertFunc) (*chain, error) {
 	ch := &chain{}
 	for i := 1; i < len(bounds); i++ {
 		im, err := image(context.Background(), gguf.Range{Begin: bounds[i-1], End: bounds[i]})
 		if err != nil {
 			return nil, errors.Join(err, ch.free())
 		}
-		m, err := rt.LoadModel(ModelConfig{Image: im})
+		m, err := rt.LoadModel(ModelConfig{Image: im, Experts: experts})
 		if err != nil {
 			return nil, errors.Join(err, ch.free())
 		}

@@ -27,6 +27,9 @@ func openRuntime(t testing.TB) *Runtime {
 
 // TestMain ends with no C object alive: every test closes what it made.
 func TestMain(m *testing.M) {
+	if os.Getenv(probeEnv) != "" {
+		os.Exit(serveProbe())
+	}
 	code := m.Run()
 	if left := Live(); len(left) > 0 && code == 0 {
 		println("not closed:\n" + strings.Join(left, "\n"))
