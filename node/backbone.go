@@ -265,15 +265,27 @@ func (n *Node) whyWaiting() error {
 
 // heard tells the dispatcher who has which experts now.
 func (n *Node) heard() {
-	if b := n.backbone.Load(); b != nil && b.dispatch != nil {
-		b.dispatch.SetHolders(b.file.all(), n.holdersOf(b.file))
+	if d := n.dispatching(); d != nil {
+		d.SetHolders(d.file.all(), n.holdersOf(d.file))
 	}
+}
+
+// dispatching has experts computed by workers, for a backbone or a stage of this
+// node; nil when they are here, or there is none yet.
+func (n *Node) dispatching() *dispatchPart {
+	if b := n.backbone.Load(); b != nil {
+		return b.dispatch
+	}
+	if n.exchange != nil {
+		return n.exchange.stager.dispatching()
+	}
+	return nil
 }
 
 // direct has the session with a peer move to the better path.
 func (n *Node) direct(id peer.ID) {
-	if b := n.backbone.Load(); b != nil && b.dispatch != nil {
-		b.dispatch.MovePeer(id.String())
+	if d := n.dispatching(); d != nil {
+		d.MovePeer(id.String())
 	}
 }
 

@@ -92,6 +92,7 @@ func apiSlices(held []experts.Slice) []api.Slice {
 type dispatchPart struct {
 	*experts.Dispatcher
 	model gguf.ModelID
+	file  *modelFile
 	own   *ggml.Kernel // the copy of last resort, or nil
 
 	mu      sync.Mutex // guards what follows
@@ -104,7 +105,7 @@ func openDispatch(rt *ggml.Runtime, cfg Config, m *modelFile, host *p2p.Host, ow
 	if err != nil {
 		return nil, err
 	}
-	d := &dispatchPart{model: m.id}
+	d := &dispatchPart{model: m.id, file: m}
 	if d.meter, err = market.NewMeter(shape); err != nil {
 		return nil, err
 	}

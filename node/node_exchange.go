@@ -97,7 +97,7 @@ func (n *Node) startExchange(ctx context.Context) error {
 		return err
 	}
 	n.exchange.onPeer = n.workers.recheck
-	if n.cfg.Has(RoleBackbone) {
+	if n.cfg.Has(RoleBackbone) || n.cfg.Has(RoleStage) {
 		n.exchange.runs, n.exchange.onDirect, n.exchange.onHeard = n.runs, n.direct, n.heard
 	}
 	if err := n.knowOwn(ctx); err != nil {
@@ -111,6 +111,7 @@ func (n *Node) startExchange(ctx context.Context) error {
 		return n.startVolunteer(ctx, policy)
 	case n.cfg.Has(RoleStage):
 		n.exchange.stager = n.newStager()
+		n.onStop(n.exchange.stager.Close)
 	}
 	return nil
 }
@@ -177,13 +178,12 @@ func (n *Node) busy() bool {
 
 // runs is what this node says of the model that it runs for clients.
 func (n *Node) runs(now time.Time) (market.ModelNews, bool) {
-	b := n.backbone.Load()
-	if b == nil || b.dispatch == nil {
+	d := n.dispatching()
+	if d == nil {
 		return market.ModelNews{}, false
 	}
 	return market.ModelNews{
-		ID: b.file.id, Name: b.file.name, Full: b.file.Kind() == gguf.Full, Backbone: true,
-		Demand: b.dispatch.demand(now),
+		ID: d.file.id, Name: d.file.name, Full: d.file.Kind() == gguf.Full, Backbone: true, Demand: d.demand(now),
 	}, true
 }
 

@@ -27,8 +27,8 @@ type stageCompute struct {
 
 // openStage loads a window, after a child process tried it, and has it compute a
 // token.
-func (n *Node) openStage(ctx context.Context, m *store.Model, g *gguf.Model, w gguf.Range) (*stagePart, error) {
-	c, err := n.openCompute(ctx, m, g, w)
+func (n *Node) openStage(ctx context.Context, m *store.Model, g *gguf.Model, w gguf.Range, dispatch *dispatchPart) (*stagePart, error) {
+	c, err := n.openCompute(ctx, m, g, w, dispatch)
 	if err != nil {
 		return nil, err
 	}
@@ -46,7 +46,7 @@ func (n *Node) openStage(ctx context.Context, m *store.Model, g *gguf.Model, w g
 	return &stagePart{model: m.ID(), Stage: stage, compute: c}, nil
 }
 
-func (n *Node) openCompute(ctx context.Context, m *store.Model, g *gguf.Model, w gguf.Range) (*stageCompute, error) {
+func (n *Node) openCompute(ctx context.Context, m *store.Model, g *gguf.Model, w gguf.Range, dispatch *dispatchPart) (*stageCompute, error) {
 	cfg := ggml.ModelConfig{Path: m.Path(0)}
 	if w.Len() < g.Layers() {
 		image, err := g.RowStage(ctx, w)
@@ -54,6 +54,9 @@ func (n *Node) openCompute(ctx context.Context, m *store.Model, g *gguf.Model, w
 			return nil, err
 		}
 		cfg = ggml.ModelConfig{Image: image}
+	}
+	if dispatch != nil {
+		cfg.Experts = dispatch.compute
 	}
 	model, err := n.rt.LoadModel(cfg)
 	if err != nil {

@@ -41,7 +41,9 @@ type stager struct {
 	loads  bool                     // it runs
 	drops  bool                     // likewise, for the job that deletes
 	part   *stagePart               // what is loaded
-	loops  sync.WaitGroup
+
+	dispatch atomic.Pointer[dispatchPart] // has the experts computed by workers; nil: they are here
+	loops    sync.WaitGroup
 
 	mu      sync.Mutex        // guards what follows
 	name    string            // of the model
@@ -72,9 +74,17 @@ func (s *stager) learn(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	shape, err := stageModel(s.model, g, s.node.cfg)
+	remote := s.node.cfg.Model.Experts == ExpertsRemote && len(g.ExpertLayers()) > 0
+	shape, err := stageModel(s.model, g, s.node.cfg, !remote)
 	if err != nil {
 		return err
+	}
+	if remote && s.dispatch.Load() == nil {
+		d, err := openDispatch(s.node.rt, s.node.cfg, &modelFile{name: m.Name(), Model: g, id: s.model}, s.node.host, false, s.log)
+		if err != nil {
+			return err
+		}
+		s.dispatch.Store(d)
 	}
 	decides, err := market.NewStager(s.node.host.ID().String(), s.node.exchange.policy, shape)
 	if err != nil {
@@ -102,9 +112,9 @@ func (s *stager) post(ctx context.Context, do func(now time.Time)) {
 	}
 }
 
-// stageModel says what windows of a model take, with what its sequences take in
-// memory.
-func stageModel(id gguf.ModelID, g *gguf.Model, cfg Config) (market.StageModel, error) {
+// stageModel says what windows of a model take, with their experts or without, and
+// with what its sequences take in memory.
+func stageModel(id gguf.ModelID, g *gguf.Model, cfg Config, experts bool) (market.StageModel, error) {
 	d, err := plan.Describe(g)
 	if err != nil {
 		return market.StageModel{}, err
@@ -115,7 +125,10 @@ func stageModel(id gguf.ModelID, g *gguf.Model, cfg Config) (market.StageModel, 
 	}
 	m := market.StageModel{ID: id, Cuts: cuts}
 	for _, l := range d.Layers {
-		bytes := l.Dense + l.Expert*int64(d.Experts)
+		bytes := l.Dense
+		if experts {
+			bytes += l.Expert * int64(d.Experts)
+		}
 		cache := l.KV*int64(cfg.Model.Context) + l.State*int64(cfg.Model.Sequences)
 		m.Layers = append(m.Layers, market.Footprint{Disk: bytes, Memory: bytes + cache})
 	}
@@ -181,7 +194,8 @@ func (s *stager) serve(p *stagePart) {
 }
 
 func (s *stager) bring(ctx context.Context, w gguf.Range) (*stagePart, error) {
-	spans, err := store.WindowSpans(s.gguf, w, true)
+	dispatch := s.dispatch.Load()
+	spans, err := store.WindowSpans(s.gguf, w, dispatch == nil)
 	if err != nil {
 		return nil, err
 	}
@@ -189,7 +203,7 @@ func (s *stager) bring(ctx context.Context, w gguf.Range) (*stagePart, error) {
 	if err := s.node.weights.fetchPatiently(ctx, s.stored, spans, what, s.note); err != nil {
 		return nil, err
 	}
-	return s.node.openStage(ctx, s.stored, s.gguf, w)
+	return s.node.openStage(ctx, s.stored, s.gguf, w, dispatch)
 }
 
 // drop has a window served by others only, and deletes it.
@@ -212,7 +226,7 @@ func (s *stager) drop(ctx context.Context, w gguf.Range) {
 			cancel()
 		}
 		if !s.stored.Complete() && !s.stored.Pinned() {
-			err = errors.Join(err, dropWindow(s.stored, s.gguf, w))
+			err = errors.Join(err, dropWindow(s.stored, s.gguf, w, s.dispatch.Load() == nil))
 		}
 		s.post(context.WithoutCancel(ctx), func(time.Time) {
 			s.drops = false
@@ -226,8 +240,8 @@ func (s *stager) drop(ctx context.Context, w gguf.Range) {
 }
 
 // dropWindow deletes the bytes of a window but for the headers.
-func dropWindow(m *store.Model, g *gguf.Model, w gguf.Range) error {
-	spans, err := store.WindowSpans(g, w, true)
+func dropWindow(m *store.Model, g *gguf.Model, w gguf.Range, experts bool) error {
+	spans, err := store.WindowSpans(g, w, experts)
 	if err != nil {
 		return err
 	}
@@ -351,6 +365,23 @@ func (s *stager) restore(ctx context.Context, now time.Time) {
 	if err != nil {
 		s.log.Warn("the window of before is not known: one is chosen anew", "file", s.file, "error", err)
 	}
+}
+
+// dispatching has the experts of the window computed by workers; nil when they are
+// here.
+func (s *stager) dispatching() *dispatchPart {
+	if s == nil {
+		return nil
+	}
+	return s.dispatch.Load()
+}
+
+// Close ends the sessions with workers.
+func (s *stager) Close() error {
+	if d := s.dispatch.Load(); d != nil {
+		return d.Close()
+	}
+	return nil
 }
 
 // finish waits for the jobs, whose context has ended.
