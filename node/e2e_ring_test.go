@@ -17,7 +17,7 @@ func newRinged(t *testing.T, names ...string) (n *network, stages []*child) {
 	n, at := newJoining(t, NewNetwork{Replicas: 1}, "--experts", "here")
 	id := n.sees(n.backbone, serving).Model.ID
 	for _, name := range names {
-		stages = append(stages, n.join(name, "--peer", at, "--model", id, "--memory", "11MB", "--context", "1024"))
+		stages = append(stages, n.join(name, "--peer", at, "--model", id, "--memory", "14MB", "--context", "1024"))
 	}
 	return n, stages
 }
@@ -54,4 +54,27 @@ func (n *network) readyz() error {
 		return fmt.Errorf("%d %s", status, body)
 	}
 	return nil
+}
+
+// TestRingOfBackbones: stages that hold no experts have them computed by volunteers.
+func TestRingOfBackbones(t *testing.T) {
+	n, at := newJoining(t, NewNetwork{Replicas: 1}, "--experts", "here")
+	id := n.sees(n.backbone, serving).Model.ID
+	var stages []*child
+	for _, name := range []string{"s1", "s2"} {
+		stages = append(stages, n.join(name, "--peer", at, "--model", id, "--experts", "remote", "--memory", "5500KB", "--context", "1024", "--wait", "60"))
+	}
+	v := n.join("v", "--peer", at, "--memory", "64MB")
+	for i, s := range stages {
+		n.http = n.sees(s, func(st *api.Status) bool { return st.HTTP != "" }).HTTP
+		n.isReady(s)
+		n.sameAsAlone(questions[i], nil)
+		st := n.sees(s, func(*api.Status) bool { return true })
+		if w := st.Volunteer.Windows; len(w) != 1 || w[0].Layers.End-w[0].Layers.Begin == 4 {
+			t.Errorf("%s holds %+v, want a part of the layers", s.name, w)
+		}
+	}
+	if st := n.sees(v, func(*api.Status) bool { return true }); rowsOf(st) == 0 {
+		t.Error("the volunteer computed nothing")
+	}
 }

@@ -130,8 +130,19 @@ func (m *modelFile) expertBytes() (n int64) {
 
 // probe tries the file in a child process, unless this runtime is known to run it.
 func (m *modelFile) probe(ctx context.Context, cfg Config, release string, remote bool) error {
-	known := filepath.Join(cfg.Data, "known-good")
-	line := fmt.Sprintf("%s remote=%v %s", m.id, remote, release)
+	err := cfg.tryOut(ctx, fmt.Sprintf("%s remote=%v %s", m.id, remote, release), ggml.ProbeRequest{
+		Path: m.path, Backbone: remote, Threads: cfg.Threads,
+	})
+	if errors.Is(err, ggml.ErrProbe) {
+		return fmt.Errorf("%w: get the file again, or name another one with --model", err)
+	}
+	return err
+}
+
+// tryOut has a child process load something and compute a token, unless a line says
+// that this went well before.
+func (c *Config) tryOut(ctx context.Context, line string, req ggml.ProbeRequest) error {
+	known := filepath.Join(c.Data, "known-good")
 	if text, err := os.ReadFile(known); err == nil && containsLine(string(text), line) {
 		return nil
 	}
@@ -143,11 +154,8 @@ func (m *modelFile) probe(ctx context.Context, cfg Config, release string, remot
 	defer cancel()
 	child := exec.Command(self, "probe")
 	child.SysProcAttr = dieWithParent(syscall.SIGKILL) // a load cannot be interrupted otherwise
-	err = ggml.Probe(ctx, child, ggml.ProbeRequest{
-		Path: m.path, Backbone: remote, Threads: cfg.Threads,
-	})
-	if err != nil {
-		return fmt.Errorf("%w: get the file again, or name another one with --model", err)
+	if err := ggml.Probe(ctx, child, req); err != nil {
+		return err
 	}
 	f, err := os.OpenFile(known, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o600)
 	if err != nil {

@@ -126,7 +126,7 @@ func (n *Node) newStager() *stager {
 	held, _ := n.cfg.Budget.held(n.device)
 	return &stager{
 		node: n, model: *id, file: filepath.Join(n.cfg.Data, "window.json"), log: n.log, events: make(chan func(time.Time)),
-		budget: market.Budget{Disk: max(0, l.disk-groupSlack), Memory: held - held/memorySlack - held/keepParts, Bandwidth: l.download},
+		budget: market.Budget{Disk: max(0, l.disk-groupSlack), Memory: held - held/memorySlack, Bandwidth: l.download},
 	}
 }
 

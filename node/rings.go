@@ -126,12 +126,16 @@ func (m *ringModel) run(ctx context.Context) {
 			return
 		}
 	}
+	pause := ringPause
 	for {
 		err := m.ready(ctx)
 		m.set(err)
 		var again <-chan time.Time
 		if err != nil {
-			again = time.After(ringPause)
+			again = time.After(pause)
+			pause = min(2*pause, ringCanary)
+		} else {
+			pause = ringPause
 		}
 		select {
 		case <-m.wake:
@@ -198,7 +202,11 @@ func (m *ringModel) ready(ctx context.Context) error {
 	if m.knows(chain) {
 		return nil
 	}
-	m.set(errors.New("a canary token is on its way round the ring"))
+	m.mu.Lock()
+	if m.why == nil {
+		m.why = errors.New("the ring has changed, and a canary token is on its way round it")
+	}
+	m.mu.Unlock()
 	ctx, cancel := context.WithTimeout(ctx, ringCanary)
 	defer cancel()
 	bos := m.vocab.BOS()

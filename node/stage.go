@@ -21,8 +21,6 @@ const (
 	ringProtocol = "ring/1"
 	// greetTime is how long a peer may take to name the stage that it wants.
 	greetTime = 10 * time.Second
-	// keepParts is of how many parts of a stage's memory one is for the rows that it keeps.
-	keepParts = 8
 )
 
 // stages are the windows that this node runs, and how it reaches those of others.

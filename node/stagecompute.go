@@ -12,7 +12,7 @@ import (
 )
 
 // stageBatch is the rows of one decode at most.
-const stageBatch = 512
+func stageBatch(cfg Config) int { return min(512, cfg.Model.Context) }
 
 // penaltyLast is how many tokens of the answer penalties look back on.
 const penaltyLast = 64
@@ -33,11 +33,10 @@ func (n *Node) openStage(ctx context.Context, m *store.Model, g *gguf.Model, w g
 		return nil, err
 	}
 	sequences := n.cfg.Model.Sequences
-	limit, _ := n.cfg.Budget.held(n.device)
 	stage, err := ring.NewStage(ring.StageConfig{
 		Peer: n.host.ID().String(), Model: m.ID().String(), Layers: w, Total: g.Layers(), Width: c.width,
 		Compute: c, Dialer: n.stages, Pack: Pack(n.rt), CanTruncate: c.model.CanTruncate(),
-		Sequences: sequences, Context: n.cfg.Model.Context / sequences, Batch: stageBatch, MemoryBytes: limit / keepParts,
+		Sequences: sequences, Context: n.cfg.Model.Context / sequences, Batch: stageBatch(n.cfg), MemoryBytes: rowBytes(n.cfg, c.width),
 		Admit: n.stages.mayUse, Logger: n.log,
 	})
 	if err != nil {
@@ -64,15 +63,15 @@ func (n *Node) openCompute(ctx context.Context, m *store.Model, g *gguf.Model, w
 	}
 	c := &stageCompute{model: model, width: model.EmbeddingLength()}
 	c.ctx, err = model.NewContext(ggml.ContextConfig{
-		Tokens: n.cfg.Model.Context, Batch: stageBatch, Sequences: n.cfg.Model.Sequences, Threads: n.cfg.Threads,
+		Tokens: n.cfg.Model.Context, Batch: stageBatch(n.cfg), Sequences: n.cfg.Model.Sequences, Threads: n.cfg.Threads,
 		UnifiedKV: true, Boundary: w.End < g.Layers(),
 	})
 	if err != nil {
 		return nil, errors.Join(err, model.Close())
 	}
-	c.batch = ggml.NewBatch(stageBatch)
+	c.batch = ggml.NewBatch(stageBatch(n.cfg))
 	if w.Begin > 0 {
-		c.batch = ggml.NewRowBatch(stageBatch, c.width)
+		c.batch = ggml.NewRowBatch(stageBatch(n.cfg), c.width)
 	}
 	return c, nil
 }

@@ -12,6 +12,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"kvasird/ggml"
 	"kvasird/ggml/gguf"
 	"kvasird/ggml/store"
 	"kvasird/market"
@@ -75,7 +76,7 @@ func (s *stager) learn(ctx context.Context) error {
 		return err
 	}
 	remote := s.node.cfg.Model.Experts == ExpertsRemote && len(g.ExpertLayers()) > 0
-	shape, err := stageModel(s.model, g, s.node.cfg, !remote)
+	shape, rows, err := stageModel(s.model, g, s.node.cfg, !remote)
 	if err != nil {
 		return err
 	}
@@ -98,6 +99,7 @@ func (s *stager) learn(ctx context.Context) error {
 	s.mu.Unlock()
 	s.post(ctx, func(now time.Time) {
 		s.market, s.stored, s.gguf = decides, m, g
+		s.budget.Memory = max(0, s.budget.Memory-rows)
 		s.note(nil)
 		s.restore(ctx, now)
 	})
@@ -113,17 +115,17 @@ func (s *stager) post(ctx context.Context, do func(now time.Time)) {
 }
 
 // stageModel says what windows of a model take, with their experts or without, and
-// with what its sequences take in memory.
-func stageModel(id gguf.ModelID, g *gguf.Model, cfg Config, experts bool) (market.StageModel, error) {
+// with what its sequences take in memory; rows is the memory of rows beside.
+func stageModel(id gguf.ModelID, g *gguf.Model, cfg Config, experts bool) (m market.StageModel, rows int64, err error) {
 	d, err := plan.Describe(g)
 	if err != nil {
-		return market.StageModel{}, err
+		return m, 0, err
 	}
 	cuts, err := g.Cuts()
 	if err != nil && !errors.Is(err, gguf.ErrCut) {
-		return market.StageModel{}, err
+		return m, 0, err
 	}
-	m := market.StageModel{ID: id, Cuts: cuts}
+	m = market.StageModel{ID: id, Cuts: cuts}
 	for _, l := range d.Layers {
 		bytes := l.Dense
 		if experts {
@@ -140,7 +142,14 @@ func stageModel(id gguf.ModelID, g *gguf.Model, cfg Config, experts bool) (marke
 	if d.Tied {
 		m.Shared.Disk = d.Head
 	}
-	return m, nil
+	return m, rowBytes(cfg, d.Width), nil
+}
+
+// rowBytes is what a stage's sequences take at most in rows that are kept for its
+// successor, and in rows that wait.
+func rowBytes(cfg Config, width int) int64 {
+	context := cfg.Model.Context / cfg.Model.Sequences
+	return int64(cfg.Model.Sequences) * int64(context+stageBatch(cfg)) * int64(width) * 4
 }
 
 // decide starts what is to be done now.
@@ -203,7 +212,23 @@ func (s *stager) bring(ctx context.Context, w gguf.Range) (*stagePart, error) {
 	if err := s.node.weights.fetchPatiently(ctx, s.stored, spans, what, s.note); err != nil {
 		return nil, err
 	}
+	if err := s.probe(ctx, w, dispatch != nil); err != nil {
+		return nil, err
+	}
 	return s.node.openStage(ctx, s.stored, s.gguf, w, dispatch)
+}
+
+// probe tries a window in a child process, unless this runtime is known to run it.
+func (s *stager) probe(ctx context.Context, w gguf.Range, remote bool) error {
+	req := ggml.ProbeRequest{Layers: w, Backbone: remote, Threads: s.node.cfg.Threads}
+	if w.Len() == s.gguf.Layers() {
+		req = ggml.ProbeRequest{Path: s.stored.Path(0), Backbone: remote, Threads: req.Threads}
+	} else {
+		for i, sum := range s.stored.Files() {
+			req.Files = append(req.Files, ggml.ProbeFile{Path: s.stored.Path(i), Sum: sum})
+		}
+	}
+	return s.node.cfg.tryOut(ctx, fmt.Sprintf("%s layers=%v remote=%v %s", s.model, w, remote, s.node.rt.Release()), req)
 }
 
 // drop has a window served by others only, and deletes it.
