@@ -244,8 +244,8 @@ func (l *link) exchange(typ uint8, payload []byte, deadline time.Time) (p2p.Fram
 	if err != nil {
 		return f, err
 	}
-	err = l.conn.SetDeadline(time.Time{})
-	return f, l.cause(err) // end may have set the deadline before that
+	l.conn.SetDeadline(time.Time{}) // fails if the peer has closed; its frame counts all the same
+	return f, l.cause(nil)          // end may have set the deadline before that
 }
 
 // beat counts a time without a frame and says whether the peer is silent for too long.

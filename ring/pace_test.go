@@ -137,7 +137,7 @@ func TestRowsWaitForTheSocket(t *testing.T) {
 		chain = append(chain, Hop{name, w})
 	}
 	e := f.entry()
-	s, err := e.Open(t.Context(), chain, Request{Tokens: make([]int32, 200), MaxTokens: 3}, nil)
+	s, err := e.Open(t.Context(), chain, Request{Tokens: make([]int32, 100), MaxTokens: 3}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
