@@ -60,7 +60,7 @@ var measurements = []struct {
 	run  func(*bench) error
 }{
 	{"dispatch", (*bench).dispatch}, {"tokens", (*bench).tokens},
-	{"kernel", (*bench).kernel}, {"memory", (*bench).memory},
+	{"kernel", (*bench).kernel}, {"memory", (*bench).memory}, {"plan", (*bench).planned},
 }
 
 // Bench measures and prints a table for each measurement. Ratios are of runs

@@ -8,8 +8,8 @@ import (
 
 // Rate is a predicted speed and what takes most of the time.
 type Rate struct {
-	TokensPerSecond float64
-	Limit           string
+	TokensPerSecond float64 `json:"tokens_per_second"`
+	Limit           string  `json:"limit"`
 }
 
 // cause is what takes time.

@@ -28,20 +28,22 @@ const (
 
 // Place is what one node holds. Sizes are in bytes.
 type Place struct {
-	Node    string
-	Role    Role
-	Layers  gguf.Range // whose dense part it runs; of a worker: those whose experts it has
-	Experts gguf.Range // in each MoE layer of them; empty: none
+	Node    string     `json:"node"`
+	Role    Role       `json:"role"`
+	Layers  gguf.Range `json:"layers"`           // whose dense part it runs; of a worker: those whose experts it has
+	Experts gguf.Range `json:"experts,omitzero"` // in each MoE layer of them; empty: none
 
 	// GPULayers is how many of the layers, counted from the last, lie on the GPU,
 	// with the output head when it is all of them. Rules keep experts of theirs in
 	// RAM, as llama.cpp's --override-tensor takes them; of such a node only.
-	GPULayers int
-	Rules     []string
+	GPULayers int      `json:"gpu_layers,omitempty"`
+	Rules     []string `json:"rules,omitempty"`
 
-	RAM, VRAM      int64 // all that it takes, the KV cache among it
-	KV             int64 // cache and recurrent state at the context asked for
-	Disk, Download int64
+	RAM      int64 `json:"ram"` // all that it takes, the KV cache among it
+	VRAM     int64 `json:"vram,omitempty"`
+	KV       int64 `json:"kv"` // cache and recurrent state at the context asked for
+	Disk     int64 `json:"disk"`
+	Download int64 `json:"download"`
 }
 
 // NoRoomError says what does not fit.

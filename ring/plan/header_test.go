@@ -8,7 +8,6 @@ import (
 	"testing"
 
 	"kvasird/ggml/gguf"
-	"kvasird/ggml/tensor"
 )
 
 // header writes a GGUF file whose data are a hole, so that models of any size can
@@ -55,24 +54,32 @@ func (h *header) list(key string, typ gguf.ValueType, values ...uint32) {
 	}
 }
 
-func (h *header) tensor(name string, typ tensor.DType, dims ...int64) {
-	h.t.Helper()
-	shape, err := tensor.NewShape(dims...)
-	if err != nil {
-		h.t.Fatal(err)
-	}
-	n, err := typ.Bytes(shape)
-	if err != nil {
-		h.t.Fatalf("%s: %v", name, err)
-	}
+// dtype is a ggml type: its number in files, and how many bytes a block of values
+// takes.
+type dtype struct {
+	number        uint32
+	values, bytes int64
+}
+
+var (
+	f32 = dtype{0, 1, 4}
+	f16 = dtype{1, 1, 2}
+	q80 = dtype{8, 32, 34}
+	q4K = dtype{12, 256, 144}
+	q6K = dtype{14, 256, 210}
+)
+
+func (h *header) tensor(name string, typ dtype, dims ...int64) {
 	h.tensors++
 	h.index = binary.LittleEndian.AppendUint32(str(h.index, name), uint32(len(dims)))
+	n := int64(1)
 	for _, d := range dims {
 		h.index = binary.LittleEndian.AppendUint64(h.index, uint64(d))
+		n *= d
 	}
-	h.index = binary.LittleEndian.AppendUint32(h.index, uint32(typ))
+	h.index = binary.LittleEndian.AppendUint32(h.index, typ.number)
 	h.index = binary.LittleEndian.AppendUint64(h.index, h.end)
-	h.end += padded(uint64(n))
+	h.end += padded(uint64(n / typ.values * typ.bytes))
 }
 
 func padded(n uint64) uint64 { return (n + headerAlignment - 1) / headerAlignment * headerAlignment }
@@ -119,33 +126,33 @@ func qwen122B(t *testing.T) *gguf.Model {
 	} {
 		h.number("qwen35moe."+key, v)
 	}
-	h.tensor("token_embd.weight", tensor.Q8_0, width, 248320)
-	h.tensor("output.weight", tensor.Q6_K, width, 248320)
-	h.tensor("output_norm.weight", tensor.F32, width)
+	h.tensor("token_embd.weight", q80, width, 248320)
+	h.tensor("output.weight", q6K, width, 248320)
+	h.tensor("output_norm.weight", f32, width)
 	for l := range int64(layers) {
-		add := func(name string, typ tensor.DType, dims ...int64) {
+		add := func(name string, typ dtype, dims ...int64) {
 			h.tensor(fmt.Sprintf("blk.%d.%s", l, name), typ, dims...)
 		}
-		add("attn_norm.weight", tensor.F32, width)
-		add("post_attention_norm.weight", tensor.F32, width)
+		add("attn_norm.weight", f32, width)
+		add("post_attention_norm.weight", f32, width)
 		if (l+1)%4 == 0 {
-			add("attn_q.weight", tensor.F16, width, 2*heads*head)
-			add("attn_k.weight", tensor.F16, width, kvHeads*head)
-			add("attn_v.weight", tensor.F16, width, kvHeads*head)
-			add("attn_output.weight", tensor.F16, heads*head, width)
+			add("attn_q.weight", f16, width, 2*heads*head)
+			add("attn_k.weight", f16, width, kvHeads*head)
+			add("attn_v.weight", f16, width, kvHeads*head)
+			add("attn_output.weight", f16, heads*head, width)
 		} else {
-			add("attn_qkv.weight", tensor.F16, width, 2*groups*state+rank*state)
-			add("attn_gate.weight", tensor.F16, width, rank*state)
-			add("ssm_conv1d.weight", tensor.F32, 4, 2*groups*state+rank*state)
-			add("ssm_out.weight", tensor.F16, rank*state, width)
+			add("attn_qkv.weight", f16, width, 2*groups*state+rank*state)
+			add("attn_gate.weight", f16, width, rank*state)
+			add("ssm_conv1d.weight", f32, 4, 2*groups*state+rank*state)
+			add("ssm_out.weight", f16, rank*state, width)
 		}
-		add("ffn_gate_inp.weight", tensor.F32, width, experts)
+		add("ffn_gate_inp.weight", f32, width, experts)
 		for _, which := range []string{"gate", "up"} {
-			add("ffn_"+which+"_exps.weight", tensor.Q4_K, width, ff, experts)
-			add("ffn_"+which+"_shexp.weight", tensor.F16, width, ff)
+			add("ffn_"+which+"_exps.weight", q4K, width, ff, experts)
+			add("ffn_"+which+"_shexp.weight", f16, width, ff)
 		}
-		add("ffn_down_exps.weight", tensor.Q4_K, ff, width, experts)
-		add("ffn_down_shexp.weight", tensor.F16, ff, width)
+		add("ffn_down_exps.weight", q4K, ff, width, experts)
+		add("ffn_down_shexp.weight", f16, ff, width)
 	}
 	return h.write()
 }

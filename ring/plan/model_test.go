@@ -6,7 +6,6 @@ import (
 	"testing"
 
 	"kvasird/ggml/gguf"
-	"kvasird/ggml/tensor"
 )
 
 // small starts the header of a model of some layers, 256 wide, 1000 tokens.
@@ -18,15 +17,15 @@ func small(t *testing.T, arch string, layers uint32, fields map[string]uint32) *
 	for key, v := range fields {
 		h.number(arch+"."+key, v)
 	}
-	h.tensor("token_embd.weight", tensor.F16, 256, 1000)
+	h.tensor("token_embd.weight", f16, 256, 1000)
 	return h
 }
 
 // block adds a layer of an F16 matrix 256 × 256 and of further tensors.
 func (h *header) block(l int, names ...string) {
-	h.tensor(fmt.Sprintf("blk.%d.attn_q.weight", l), tensor.F16, 256, 256)
+	h.tensor(fmt.Sprintf("blk.%d.attn_q.weight", l), f16, 256, 256)
 	for _, n := range names {
-		h.tensor(fmt.Sprintf("blk.%d.%s", l, n), tensor.F32, 256)
+		h.tensor(fmt.Sprintf("blk.%d.%s", l, n), f32, 256)
 	}
 }
 
@@ -120,11 +119,11 @@ func TestCache(t *testing.T) {
 
 func TestDescribe(t *testing.T) {
 	h := small(t, "glm4moe", 3, map[string]uint32{"expert_count": 4, "expert_used_count": 2, "nextn_predict_layers": 1, "attention.head_count": 8})
-	h.tensor("output_norm.weight", tensor.F32, 256)
+	h.tensor("output_norm.weight", f32, 256)
 	h.block(0)
 	h.block(1)
-	h.tensor("blk.1.ffn_gate_up_exps.weight", tensor.F16, 256, 128, 4)
-	h.tensor("blk.1.ffn_gate_inp.weight", tensor.F32, 256, 4)
+	h.tensor("blk.1.ffn_gate_up_exps.weight", f16, 256, 128, 4)
+	h.tensor("blk.1.ffn_gate_inp.weight", f32, 256, 4)
 	h.block(2)
 	m, err := Describe(h.write())
 	if err != nil {

@@ -53,18 +53,18 @@ const (
 
 // Candidate is one way to run the model, or why it is none.
 type Candidate struct {
-	Kind    Kind
-	Places  []Place // stages in order, then workers
-	One     Rate    // one stream alone
-	Many    Rate    // all sequences at once, summed
-	Refused string  // why it should not be used; "": it may
-	Missing int64   // bytes, when it does not fit
+	Kind    Kind    `json:"kind"`
+	Places  []Place `json:"places,omitempty"`  // stages in order, then workers
+	One     Rate    `json:"one,omitzero"`      // one stream alone
+	Many    Rate    `json:"many,omitzero"`     // all sequences at once, summed
+	Refused string  `json:"refused,omitempty"` // why it should not be used; "": it may
+	Missing int64   `json:"missing,omitempty"` // bytes, when it does not fit
 }
 
 // Plan is the answer: every way, the best first.
 type Plan struct {
-	Candidates []Candidate
-	Notes      []string // what was guessed
+	Candidates []Candidate `json:"candidates"`
+	Notes      []string    `json:"notes,omitempty"` // what was guessed
 }
 
 // Best is the candidate to use: the fastest for one stream of those that are not
