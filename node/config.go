@@ -27,6 +27,7 @@ import (
 	"kvasird/node/api"
 	"kvasird/node/gateway"
 	"kvasird/p2p"
+	"kvasird/ring"
 )
 
 // Role is a part that a node plays.
@@ -110,6 +111,7 @@ type ModelConfig struct {
 	Wait      int    `toml:"wait"`      // seconds that a request waits for missing experts; 0: 2
 	Context   int    `toml:"context"`   // tokens of all running sequences together; 0: 8192
 	Sequences int    `toml:"sequences"` // answered at a time; 0: 4
+	Rows      string `toml:"rows"`      // how a stage sends rows to the next: f32 (exact), f16 (half the bytes); "": f32
 
 	// ID is what Path names, when that is an id and no file; set by Validate.
 	ID *gguf.ModelID `toml:"-"`
@@ -239,6 +241,7 @@ func (c *Config) fillDefaults() error {
 	setDefault(&c.Model.Sequences, 4)
 	setDefault(&c.Model.Experts, ExpertsAuto)
 	setDefault(&c.Model.Wait, 2)
+	setDefault(&c.Model.Rows, "f32")
 	setDefault(&c.Log.Level, "info")
 	setDefault(&c.Reach, string(p2p.ReachAuto))
 	setDefault(&c.MDNS, "on")
@@ -403,9 +406,14 @@ func (c *Config) checkNumbers() error {
 	if !slices.Contains(modes, c.Model.Experts) {
 		return fmt.Errorf("model.experts %q: want %s%s", c.Model.Experts, strings.Join(modes, ", "), Suggest(c.Model.Experts, modes))
 	}
+	if _, ok := rowPrecisions[c.Model.Rows]; !ok {
+		return fmt.Errorf("model.rows %q: want f32 or f16", c.Model.Rows)
+	}
 	_, err := c.Log.level()
 	return err
 }
+
+var rowPrecisions = map[string]ring.Precision{"f32": ring.F32, "f16": ring.F16}
 
 func (l LogSettings) level() (slog.Level, error) {
 	known := []string{"debug", "info", "warn", "error"}

@@ -142,6 +142,7 @@ func TestConfigRefuses(t *testing.T) {
 		{"context", Config{Model: ModelConfig{Context: 1}}, "model.context = 1"},
 		{"sequences", Config{Model: ModelConfig{Sequences: maxSequences + 1}}, "model.sequences = 1025"},
 		{"context too little for its sequences", Config{Model: ModelConfig{Context: 64, Sequences: 100}}, "too little for 100 sequences"},
+		{"rows", Config{Model: ModelConfig{Rows: "f8"}}, `model.rows "f8": want f32 or f16`},
 		{"level", Config{Log: LogSettings{Level: "warning"}}, `log.level "warning": want debug, info, warn, error; did you mean "warn"?`},
 		{"slice words", Config{Slices: []SliceConfig{{Layers: "all"}}}, `slice layers: gguf: "all" is not a range`},
 		{"slice empty", Config{Slices: []SliceConfig{{Experts: "4:4"}}}, `slice experts: gguf: "4:4"`},
