@@ -187,7 +187,7 @@ func TestConfigFlags(t *testing.T) {
 	want := Config{
 		Data: dir, Roles: []Role{RoleWorker, RoleEntry}, Network: "home", Listen: []string{"/ip4/127.0.0.2/tcp/0"},
 		Lane: "127.0.0.2:0", Peers: []string{other, somePeer}, HTTP: Off, Control: filepath.Join(dir, "control.sock"), Threads: 2,
-		Model:  ModelConfig{Path: "/m.gguf", Experts: ExpertsAuto, Wait: 2, Context: 4096, Sequences: 2},
+		Model:  ModelConfig{Path: "/m.gguf", Experts: ExpertsAuto, Wait: 2, Rows: "f32", Context: 4096, Sequences: 2},
 		Slices: []SliceConfig{{"0:2", "0:16"}, {"", "16:32"}},
 		Log:    LogSettings{Level: "debug"},
 		Reach:  "auto", MDNS: "on",
