@@ -115,134 +115,146 @@ func someRows(g segment, change ...func(f *rowsFrame)) []byte {
 	return b
 }
 
+// The ring of three whose middle stage is attacked, and a chain through it to nobody.
+var (
+	hostileChain  = Chain{{"s0", windows(3)[0]}, {"s1", windows(3)[1]}, {"s2", windows(3)[2]}}
+	hostileMiddle = hostileChain[1].Layers
+	hostileLone   = Chain{hostileChain[0], hostileChain[1], {"elsewhere", hostileChain[2].Layers}}
+)
+
+// changedHello is a hello for the middle stage, but for a change.
+func changedHello(fn func(h *hello)) []byte {
+	h := goodHello(hostileMiddle)
+	fn(&h)
+	return encodeControl(h)
+}
+
+var hostileFrames = []struct {
+	name string
+	code Code
+	text string
+	do   func(s *script)
+}{
+	{"another model", CodeModel, "the model here is", func(s *script) { s.send(frameHello, 0, changedHello(func(h *hello) { h.Model = "other" })) }},
+	{"another pack", CodeModel, "runtime pack", func(s *script) { s.send(frameHello, 0, changedHello(func(h *hello) { h.Pack = "other" })) }},
+	{"another window", CodeModel, "this stage has layers 4:8 of 12, not 4:7", func(s *script) { s.send(frameHello, 0, changedHello(func(h *hello) { h.End = 7 })) }},
+	{"another width", CodeModel, "rows here have 8", func(s *script) { s.send(frameHello, 0, changedHello(func(h *hello) { h.Width = 9 })) }},
+	{"no hello", CodeProtocol, "want a hello", func(s *script) { s.send(framePing, 0, nil) }},
+	{"hello that is none", CodeProtocol, "hello", func(s *script) { s.send(frameHello, 0, []byte("x")) }},
+	{"4 GB claimed", CodeProtocol, "frame too large", func(s *script) {
+		s.conn.Write([]byte{0xff, 0xff, 0xff, 0xff, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0})
+	}},
+	{"flags", CodeProtocol, "with flags", func(s *script) { s.greet(hostileMiddle); s.w.Write(p2p.Frame{Type: framePing, Flags: 1}) }},
+	{"4 GB claimed later", CodeProtocol, "frame too large", func(s *script) {
+		s.greet(hostileMiddle)
+		s.conn.Write([]byte{0xff, 0xff, 0xff, 0xff, frameRows, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0})
+	}},
+	{"unknown frame", CodeProtocol, "frame of type 99", func(s *script) { s.greet(hostileMiddle); s.send(99, 0, nil) }},
+	{"a successor's frame", CodeProtocol, "frame of type 4", func(s *script) { s.greet(hostileMiddle); s.send(frameResume, 1, putResume(nil, resume{})) }},
+	{"ping with a payload", CodeProtocol, "ping", func(s *script) { s.greet(hostileMiddle); s.send(framePing, 1, []byte{1}) }},
+	{"open that is none", CodeProtocol, "open", func(s *script) { s.greet(hostileMiddle); s.send(frameOpen, 1, []byte{1}) }},
+	{"overlapping windows", CodeProtocol, "overlap", func(s *script) {
+		s.greet(hostileMiddle)
+		s.openMiddle(Chain{hostileChain[0], {"s1", hostileMiddle}, {"s2", gguf.Range{Begin: 7, End: 12}}})
+	}},
+	{"missing window", CodeProtocol, "nobody has layers 8:9", func(s *script) {
+		s.greet(hostileMiddle)
+		s.openMiddle(Chain{hostileChain[0], {"s1", hostileMiddle}, {"s2", gguf.Range{Begin: 9, End: 12}}})
+	}},
+	{"loop", CodeProtocol, "twice", func(s *script) {
+		s.greet(hostileMiddle)
+		s.openMiddle(Chain{hostileChain[0], {"s1", hostileMiddle}, {"s0", hostileChain[2].Layers}})
+	}},
+	{"chain that ends early", CodeModel, "the chain has 8 layers", func(s *script) { s.greet(hostileMiddle); s.openMiddle(Chain{hostileChain[0], {"s1", hostileMiddle}}) }},
+	{"not this stage", CodeModel, "this is peer s1", func(s *script) { s.greet(hostileMiddle); s.openMiddle(hostileChain, func(o *opening) { o.Hop = 2 }) }},
+	{"ring of no session", CodeModel, "this is peer s1", func(s *script) { s.greet(hostileMiddle); s.openMiddle(hostileChain, func(o *opening) { o.Hop = 3 }) }},
+	{"too long", CodeLimit, "a session holds 512", func(s *script) {
+		s.greet(hostileMiddle)
+		s.openMiddle(hostileChain, func(o *opening) { o.Most = 1000 })
+	}},
+	{"too many sessions", CodeBusy, "sequences are in use", func(s *script) {
+		s.greet(hostileMiddle)
+		for id := range uint64(4) {
+			o := opening{Epoch: 1, Key: make([]byte, keySize), Hop: 1, Prompt: 1, Most: 1, Known: 1}
+			o.setChain(hostileLone)
+			s.send(frameOpen, 1000+id, encodeControl(o))
+		}
+	}},
+	{"too much memory", CodeBusy, "bytes for rows", func(s *script) {
+		s.greet(hostileMiddle)
+		for id := range uint64(4) {
+			o := opening{Epoch: 1, Key: make([]byte, keySize), Hop: 1, Prompt: 500, Most: 12, Known: 500}
+			o.setChain(hostileLone)
+			s.send(frameOpen, 2000+id, encodeControl(o))
+		}
+	}},
+	{"another key", CodeRights, "another key", func(s *script) {
+		s.greet(hostileMiddle)
+		s.openMiddle(hostileLone)
+		s.openMiddle(hostileLone, func(o *opening) { o.Epoch, o.Key[0] = 3, 1 })
+	}},
+	{"an old epoch", CodeStale, "epoch 1, it is 2", func(s *script) {
+		s.greet(hostileMiddle)
+		s.openMiddle(hostileLone)
+		s.openMiddle(hostileLone, func(o *opening) { o.Epoch = 1 })
+	}},
+	{"other lengths", CodeRequest, "other windows or lengths", func(s *script) {
+		s.greet(hostileMiddle)
+		s.openMiddle(hostileLone)
+		s.openMiddle(hostileLone, func(o *opening) { o.Epoch, o.Most = 3, 21 })
+	}},
+	{"rows that are none", CodeProtocol, "rows frame", func(s *script) { s.greet(hostileMiddle); s.send(frameRows, 0, []byte{1}) }},
+	{"rows of an unknown session", CodeUnknown, "not open", func(s *script) { s.greet(hostileMiddle); s.send(frameRows, 0, someRows(segment{55, 1, 0, 1})) }},
+	{"rows out of order", CodeProtocol, "rows at position 1, the next one is 0", func(s *script) {
+		s.greet(hostileMiddle)
+		s.openMiddle(hostileLone)
+		s.send(frameRows, 0, someRows(segment{77, 2, 1, 1}))
+	}},
+	{"rows beyond the session", CodeProtocol, "the session ends at 25", func(s *script) {
+		s.greet(hostileMiddle)
+		s.openMiddle(hostileLone)
+		s.send(frameRows, 0, someRows(segment{77, 2, 0, 26}))
+	}},
+	{"rows of a later epoch", CodeProtocol, "rows of epoch 3", func(s *script) {
+		s.greet(hostileMiddle)
+		s.openMiddle(hostileLone)
+		s.send(frameRows, 0, someRows(segment{77, 3, 0, 1}))
+	}},
+	{"NaN", CodeRows, "position 1 has elements", func(s *script) {
+		s.greet(hostileMiddle)
+		s.openMiddle(hostileLone)
+		s.send(frameRows, 0, someRows(segment{77, 2, 0, 2}, func(f *rowsFrame) { float32s(f.row(1))[3] = float32(math.NaN()) }))
+	}},
+	{"infinity", CodeRows, "position 0 has elements", func(s *script) {
+		s.greet(hostileMiddle)
+		s.openMiddle(hostileLone)
+		s.send(frameRows, 0, someRows(segment{77, 2, 0, 2}, func(f *rowsFrame) { float32s(f.row(0))[0] = float32(math.Inf(-1)) }))
+	}},
+	{"a draft of nothing", CodeProtocol, "follow nothing", func(s *script) {
+		s.greet(hostileMiddle)
+		s.openMiddle(hostileLone)
+		s.send(frameRows, 0, someRows(segment{77, 2, 0, 2}, func(f *rowsFrame) { f.flags[0] = rowDraft }))
+	}},
+	{"too many drafts", CodeProtocol, "17 drafts", func(s *script) {
+		s.greet(hostileMiddle)
+		s.openMiddle(hostileLone)
+		s.send(frameRows, 0, someRows(segment{77, 2, 0, 20}, func(f *rowsFrame) {
+			for i := range f.flags[1:] {
+				f.flags[i+1] = rowDraft
+			}
+		}))
+	}},
+	{"tokens for a middle stage", CodeUnknown, "tokens for a session", func(s *script) {
+		s.greet(hostileMiddle)
+		s.openMiddle(hostileLone)
+		s.send(frameTokens, 77, putTokens(nil, tokens{2, 0, running, []int32{1}}))
+	}},
+	{"a successor that is not there", CodeLost, "no way from s1 to elsewhere", func(s *script) { s.greet(hostileMiddle); s.openMiddle(hostileLone) }},
+}
+
 // Whatever a peer sends to the middle stage, it is refused with a reason and the ring lives.
 func TestHostilePredecessor(t *testing.T) {
-	var chain Chain
-	for i, w := range windows(3) {
-		chain = append(chain, Hop{fmt.Sprintf("s%d", i), w})
-	}
-	middle := chain[1].Layers
-	lone := Chain{chain[0], {"s1", middle}, {"elsewhere", chain[2].Layers}}
-	change := func(fn func(h *hello)) []byte { h := goodHello(middle); fn(&h); return encodeControl(h) }
-	for _, tt := range []struct {
-		name string
-		code Code
-		text string
-		do   func(s *script)
-	}{
-		{"another model", CodeModel, "the model here is", func(s *script) { s.send(frameHello, 0, change(func(h *hello) { h.Model = "other" })) }},
-		{"another pack", CodeModel, "runtime pack", func(s *script) { s.send(frameHello, 0, change(func(h *hello) { h.Pack = "other" })) }},
-		{"another window", CodeModel, "this stage has layers 4:8 of 12, not 4:7", func(s *script) { s.send(frameHello, 0, change(func(h *hello) { h.End = 7 })) }},
-		{"another width", CodeModel, "rows here have 8", func(s *script) { s.send(frameHello, 0, change(func(h *hello) { h.Width = 9 })) }},
-		{"no hello", CodeProtocol, "want a hello", func(s *script) { s.send(framePing, 0, nil) }},
-		{"hello that is none", CodeProtocol, "hello", func(s *script) { s.send(frameHello, 0, []byte("x")) }},
-		{"4 GB claimed", CodeProtocol, "frame too large", func(s *script) {
-			s.conn.Write([]byte{0xff, 0xff, 0xff, 0xff, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0})
-		}},
-		{"flags", CodeProtocol, "with flags", func(s *script) { s.greet(middle); s.w.Write(p2p.Frame{Type: framePing, Flags: 1}) }},
-		{"4 GB claimed later", CodeProtocol, "frame too large", func(s *script) {
-			s.greet(middle)
-			s.conn.Write([]byte{0xff, 0xff, 0xff, 0xff, frameRows, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0})
-		}},
-		{"unknown frame", CodeProtocol, "frame of type 99", func(s *script) { s.greet(middle); s.send(99, 0, nil) }},
-		{"a successor's frame", CodeProtocol, "frame of type 4", func(s *script) { s.greet(middle); s.send(frameResume, 1, putResume(nil, resume{})) }},
-		{"ping with a payload", CodeProtocol, "ping", func(s *script) { s.greet(middle); s.send(framePing, 1, []byte{1}) }},
-		{"open that is none", CodeProtocol, "open", func(s *script) { s.greet(middle); s.send(frameOpen, 1, []byte{1}) }},
-		{"overlapping windows", CodeProtocol, "overlap", func(s *script) {
-			s.greet(middle)
-			s.openMiddle(Chain{chain[0], {"s1", middle}, {"s2", gguf.Range{Begin: 7, End: 12}}})
-		}},
-		{"missing window", CodeProtocol, "nobody has layers 8:9", func(s *script) {
-			s.greet(middle)
-			s.openMiddle(Chain{chain[0], {"s1", middle}, {"s2", gguf.Range{Begin: 9, End: 12}}})
-		}},
-		{"loop", CodeProtocol, "twice", func(s *script) {
-			s.greet(middle)
-			s.openMiddle(Chain{chain[0], {"s1", middle}, {"s0", chain[2].Layers}})
-		}},
-		{"chain that ends early", CodeModel, "the chain has 8 layers", func(s *script) { s.greet(middle); s.openMiddle(Chain{chain[0], {"s1", middle}}) }},
-		{"not this stage", CodeModel, "this is peer s1", func(s *script) { s.greet(middle); s.openMiddle(chain, func(o *opening) { o.Hop = 2 }) }},
-		{"ring of no session", CodeModel, "this is peer s1", func(s *script) { s.greet(middle); s.openMiddle(chain, func(o *opening) { o.Hop = 3 }) }},
-		{"too long", CodeLimit, "a session holds 512", func(s *script) { s.greet(middle); s.openMiddle(chain, func(o *opening) { o.Most = 1000 }) }},
-		{"too many sessions", CodeBusy, "sequences are in use", func(s *script) {
-			s.greet(middle)
-			for id := range uint64(4) {
-				o := opening{Epoch: 1, Key: make([]byte, keySize), Hop: 1, Prompt: 1, Most: 1, Known: 1}
-				o.setChain(lone)
-				s.send(frameOpen, 1000+id, encodeControl(o))
-			}
-		}},
-		{"too much memory", CodeBusy, "bytes for rows", func(s *script) {
-			s.greet(middle)
-			for id := range uint64(4) {
-				o := opening{Epoch: 1, Key: make([]byte, keySize), Hop: 1, Prompt: 500, Most: 12, Known: 500}
-				o.setChain(lone)
-				s.send(frameOpen, 2000+id, encodeControl(o))
-			}
-		}},
-		{"another key", CodeRights, "another key", func(s *script) {
-			s.greet(middle)
-			s.openMiddle(lone)
-			s.openMiddle(lone, func(o *opening) { o.Epoch, o.Key[0] = 3, 1 })
-		}},
-		{"an old epoch", CodeStale, "epoch 1, it is 2", func(s *script) {
-			s.greet(middle)
-			s.openMiddle(lone)
-			s.openMiddle(lone, func(o *opening) { o.Epoch = 1 })
-		}},
-		{"other lengths", CodeRequest, "other windows or lengths", func(s *script) {
-			s.greet(middle)
-			s.openMiddle(lone)
-			s.openMiddle(lone, func(o *opening) { o.Epoch, o.Most = 3, 21 })
-		}},
-		{"rows that are none", CodeProtocol, "rows frame", func(s *script) { s.greet(middle); s.send(frameRows, 0, []byte{1}) }},
-		{"rows of an unknown session", CodeUnknown, "not open", func(s *script) { s.greet(middle); s.send(frameRows, 0, someRows(segment{55, 1, 0, 1})) }},
-		{"rows out of order", CodeProtocol, "rows at position 1, the next one is 0", func(s *script) {
-			s.greet(middle)
-			s.openMiddle(lone)
-			s.send(frameRows, 0, someRows(segment{77, 2, 1, 1}))
-		}},
-		{"rows beyond the session", CodeProtocol, "the session ends at 25", func(s *script) {
-			s.greet(middle)
-			s.openMiddle(lone)
-			s.send(frameRows, 0, someRows(segment{77, 2, 0, 26}))
-		}},
-		{"rows of a later epoch", CodeProtocol, "rows of epoch 3", func(s *script) {
-			s.greet(middle)
-			s.openMiddle(lone)
-			s.send(frameRows, 0, someRows(segment{77, 3, 0, 1}))
-		}},
-		{"NaN", CodeRows, "position 1 has elements", func(s *script) {
-			s.greet(middle)
-			s.openMiddle(lone)
-			s.send(frameRows, 0, someRows(segment{77, 2, 0, 2}, func(f *rowsFrame) { float32s(f.row(1))[3] = float32(math.NaN()) }))
-		}},
-		{"infinity", CodeRows, "position 0 has elements", func(s *script) {
-			s.greet(middle)
-			s.openMiddle(lone)
-			s.send(frameRows, 0, someRows(segment{77, 2, 0, 2}, func(f *rowsFrame) { float32s(f.row(0))[0] = float32(math.Inf(-1)) }))
-		}},
-		{"a draft of nothing", CodeProtocol, "follow nothing", func(s *script) {
-			s.greet(middle)
-			s.openMiddle(lone)
-			s.send(frameRows, 0, someRows(segment{77, 2, 0, 2}, func(f *rowsFrame) { f.flags[0] = rowDraft }))
-		}},
-		{"too many drafts", CodeProtocol, "17 drafts", func(s *script) {
-			s.greet(middle)
-			s.openMiddle(lone)
-			s.send(frameRows, 0, someRows(segment{77, 2, 0, 20}, func(f *rowsFrame) {
-				for i := range f.flags[1:] {
-					f.flags[i+1] = rowDraft
-				}
-			}))
-		}},
-		{"tokens for a middle stage", CodeUnknown, "tokens for a session", func(s *script) {
-			s.greet(middle)
-			s.openMiddle(lone)
-			s.send(frameTokens, 77, putTokens(nil, tokens{2, 0, running, []int32{1}}))
-		}},
-		{"a successor that is not there", CodeLost, "no way from s1 to elsewhere", func(s *script) { s.greet(middle); s.openMiddle(lone) }},
-	} {
+	for _, tt := range hostileFrames {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				f := newFleet(t)
@@ -253,7 +265,7 @@ func TestHostilePredecessor(t *testing.T) {
 				s.refused(tt.code, tt.text)
 				s.conn.Close()
 				f.free()
-				if err := ask(t, e, chain, Request{Tokens: []int32{1, 2, 3}, MaxTokens: 5}, nil); err != nil {
+				if err := ask(t, e, hostileChain, Request{Tokens: []int32{1, 2, 3}, MaxTokens: 5}, nil); err != nil {
 					t.Errorf("the ring is dead: %v", err)
 				}
 				f.close(e)
