@@ -57,6 +57,10 @@ func (f *fields) messagesTask() *task {
 			t.format = o.responseFormat("format", true)
 		}
 	}
+	if _, ok := f.get("output_format"); ok { // its older name
+		t.format = f.responseFormat("output_format", true)
+	}
+	f.refuse("mcp_servers")
 	f.messagesTools(t)
 	t.talk.turns = append(t.talk.turns, turn{role: roleSystem, text: f.systemText("system")})
 	f.each("messages", maxMessages, func(m *fields) { m.claudeTurns(&t.talk) })
