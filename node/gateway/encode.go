@@ -48,16 +48,18 @@ func appendJSON(b []byte, v any) []byte {
 	panic(fmt.Sprintf("gateway: %T is no value of JSON", v)) // DecodeJSON makes no other
 }
 
-// appendText writes a string without HTML escapes: templates and clients compare
-// such text.
-func appendText(b []byte, s string) []byte {
+func appendText(b []byte, s string) []byte { return append(b, encode(s)...) }
+
+// encode writes JSON without HTML escapes: templates and clients compare text as
+// it is on the wire.
+func encode(v any) []byte {
 	var buf bytes.Buffer
 	e := json.NewEncoder(&buf)
 	e.SetEscapeHTML(false)
-	if err := e.Encode(s); err != nil { // a string always encodes
+	if err := e.Encode(v); err != nil { // only strings and our own shapes come here
 		panic(err)
 	}
-	return append(b, bytes.TrimSuffix(buf.Bytes(), []byte("\n"))...)
+	return bytes.TrimSuffix(buf.Bytes(), []byte("\n"))
 }
 
 func jsonOf(v any) json.RawMessage { return appendJSON(nil, v) }

@@ -157,10 +157,10 @@ func (g *Gateway) keep(r *http.Request, t *responseTask, o *responseObject) {
 	}
 	items := append([]json.RawMessage{}, t.items...)
 	for _, item := range o.Output {
-		items = append(items, json.RawMessage(jsonText(item)))
+		items = append(items, json.RawMessage(encode(item)))
 	}
 	kept := map[string]any{"items": items, "response": o}
-	if err := g.cfg.Store.Put(r.Context(), storeKey(owner(r), o.ID), []byte(jsonText(kept))); err != nil {
+	if err := g.cfg.Store.Put(r.Context(), storeKey(owner(r), o.ID), encode(kept)); err != nil {
 		g.cfg.Logger.Warn("response was not stored", "error", err)
 		o.Store = false
 	}

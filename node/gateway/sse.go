@@ -2,7 +2,6 @@ package gateway
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"net/http"
 	"time"
@@ -42,11 +41,11 @@ func (e *eventWriter) raw(text string) {
 }
 
 // data is an event without a name.
-func (e *eventWriter) data(v any) { e.raw("data: " + jsonText(v) + "\n\n") }
+func (e *eventWriter) data(v any) { e.raw("data: " + string(encode(v)) + "\n\n") }
 
 // event is an event with its name, by which Anthropic's clients tell it.
 func (e *eventWriter) event(name string, v any) {
-	e.raw("event: " + name + "\ndata: " + jsonText(v) + "\n\n")
+	e.raw("event: " + name + "\ndata: " + string(encode(v)) + "\n\n")
 }
 
 func (e *eventWriter) done() { e.raw("data: [DONE]\n\n") }
@@ -54,14 +53,6 @@ func (e *eventWriter) done() { e.raw("data: [DONE]\n\n") }
 // comment keeps a stream alive. It is without the blank line that would end an
 // event: some clients take an empty event for a broken one.
 func (e *eventWriter) comment() { e.raw(": keep-alive\n") }
-
-func jsonText(v any) string {
-	data, err := json.Marshal(v)
-	if err != nil { // only our own shapes come here
-		panic(err)
-	}
-	return string(data)
-}
 
 // sink writes a streamed answer in one API's shape.
 type sink interface {
