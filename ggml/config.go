@@ -37,7 +37,14 @@ type ModelConfig struct {
 	Experts   ExpertFunc // nil: the model holds its own experts
 	NoRepack  bool       // plain CPU layouts, for comparison
 	NoMmap    bool       // read the file instead of mapping it; always so with Experts
-	GPULayers int        // layers whose dense part lies on the first GPU; -1 all
+	GPULayers int        // layers that lie on the first GPU, counted from the last, the output being one more; -1 all
+	Overrides []Override // where tensors lie instead; the first that matches counts
+}
+
+// Override places tensors on a device, as llama.cpp's --override-tensor does.
+type Override struct {
+	Pattern string `json:"pattern"` // regular expression (ECMAScript), searched for in names
+	Device  string `json:"device"`  // as Device.Name
 }
 
 // ContextConfig sizes a context.

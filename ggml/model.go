@@ -56,6 +56,11 @@ func (rt *Runtime) LoadModel(cfg ModelConfig) (*Model, error) {
 			return nil, fmt.Errorf("model: %w", err)
 		}
 	}
+	for _, o := range cfg.Overrides {
+		if _, err := rt.Device(o.Device); err != nil {
+			return nil, fmt.Errorf("tensors %s: %w", o.Pattern, err)
+		}
+	}
 	m := &Model{experts: cfg.Experts, image: cfg.Image, noLayers: cfg.VocabOnly, log: rt.log}
 	m.handle = cgo.NewHandle(m)
 	params := C.llama_model_default_params()
@@ -68,13 +73,10 @@ func (rt *Runtime) LoadModel(cfg ModelConfig) (*Model, error) {
 	}
 	if cfg.Experts != nil {
 		m.buft = C.kv_swarm_buft_new(C.uintptr_t(m.handle))
-		overrides := (*[2]C.struct_llama_model_tensor_buft_override)(C.calloc(2, C.sizeof_struct_llama_model_tensor_buft_override))
-		pattern := C.CString(expertPattern)
-		defer C.free(unsafe.Pointer(pattern))
-		defer C.free(unsafe.Pointer(overrides))
-		overrides[0] = C.struct_llama_model_tensor_buft_override{pattern: pattern, buft: m.buft}
-		params.tensor_buft_overrides = &overrides[0]
 	}
+	overrides, free := m.overrides(cfg.Overrides)
+	defer free()
+	params.tensor_buft_overrides = overrides
 	loadMu.Lock()
 	defer loadMu.Unlock()
 	logs.clear()
@@ -87,6 +89,30 @@ func (rt *Runtime) LoadModel(cfg ModelConfig) (*Model, error) {
 	m.programs = make([]atomic.Pointer[layerProgram], m.Layers()+int(C.llama_model_n_layer_nextn(m.c)))
 	m.release = track(m, "model "+cfg.name(), rt.log)
 	return m, nil
+}
+
+// overrides is the list of where tensors lie, which ends with a zero, for the time of
+// the load.
+func (m *Model) overrides(list []Override) (first *C.struct_llama_model_tensor_buft_override, free func()) {
+	n := len(list) + 2
+	p := C.calloc(C.size_t(n), C.sizeof_struct_llama_model_tensor_buft_override)
+	all := unsafe.Slice((*C.struct_llama_model_tensor_buft_override)(p), n)[:0]
+	if m.buft != nil {
+		all = append(all, C.struct_llama_model_tensor_buft_override{pattern: C.CString(expertPattern), buft: m.buft})
+	}
+	for _, o := range list {
+		device := C.CString(o.Device)
+		all = append(all, C.struct_llama_model_tensor_buft_override{
+			pattern: C.CString(o.Pattern), buft: C.ggml_backend_dev_buffer_type(C.ggml_backend_dev_by_name(device)),
+		})
+		C.free(unsafe.Pointer(device))
+	}
+	return (*C.struct_llama_model_tensor_buft_override)(p), func() {
+		for _, o := range all {
+			C.free(unsafe.Pointer(o.pattern))
+		}
+		C.free(p)
+	}
 }
 
 // name says what is loaded.

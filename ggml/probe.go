@@ -31,6 +31,7 @@ type ProbeRequest struct {
 	Backbone  bool        `json:"backbone"` // experts elsewhere: they are not loaded and answer zeros
 	NoRepack  bool        `json:"no_repack"`
 	GPULayers int         `json:"gpu_layers"`
+	Overrides []Override  `json:"overrides,omitempty"`
 	Threads   int         `json:"threads"`
 }
 
@@ -128,7 +129,7 @@ func ServeProbe(rt *Runtime, r io.Reader, w io.Writer) error {
 const maxProbeRequest = 1 << 20
 
 func (rt *Runtime) probe(req ProbeRequest) error {
-	cfg := ModelConfig{Path: req.Path, NoRepack: req.NoRepack, GPULayers: req.GPULayers}
+	cfg := ModelConfig{Path: req.Path, NoRepack: req.NoRepack, GPULayers: req.GPULayers, Overrides: req.Overrides}
 	if req.Backbone {
 		cfg.Experts = func(_ context.Context, call *ExpertCall) error {
 			clear(call.Out)

@@ -48,3 +48,30 @@ func TestKernelOnVulkan(t *testing.T) {
 		t.Errorf("cosine %g, want at least 0.9999", cos)
 	}
 }
+
+// A model whose layers lie on the GPU, but for experts that rules keep in RAM.
+func TestPlacedOnVulkan(t *testing.T) {
+	rt := openRuntime(t)
+	prompt := testTokens(12, 1536)
+	alone := run(t, loadModel(t, rt, ModelConfig{Path: tinyPath}), prompt, 2)
+	var all [][]float32
+	for _, rules := range [][]Override{nil, {{`blk\.[23]\.ffn_(up|down|gate)_(ch|)exps`, "CPU"}}} {
+		placed := run(t, loadModel(t, rt, ModelConfig{Path: tinyPath, GPULayers: -1, Overrides: rules}), prompt, 2)
+		worst := 1.0
+		for i := range alone {
+			cos, _ := similarity(alone[i], placed[i])
+			worst = min(worst, cos)
+		}
+		t.Logf("rules %v: cosine with the CPU %.6f", rules, worst)
+		if worst < 0.999 {
+			t.Errorf("rules %v: cosine %g, want at least 0.999", rules, worst)
+		}
+		if d := maxAbs(alone, placed); d == 0 {
+			t.Errorf("rules %v: nothing was computed on the GPU", rules)
+		}
+		if all != nil && maxAbs(all, placed) == 0 {
+			t.Errorf("rules %v changed nothing", rules)
+		}
+		all = placed
+	}
+}

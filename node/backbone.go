@@ -43,7 +43,10 @@ func (n *Node) openBackbone(ctx context.Context, file *modelFile) error {
 		return err
 	}
 	b := &backbone{file: file}
-	cfg := ggml.ModelConfig{Path: file.path}
+	cfg := ggml.ModelConfig{Path: file.path, GPULayers: n.cfg.Model.GPULayers}
+	if cfg.Overrides, err = n.cfg.Model.overrides(); err != nil {
+		return err
+	}
 	if remote {
 		if b.dispatch, err = openDispatch(n.rt, n.cfg, file, n.host, ownCopy, n.log); err != nil {
 			return err

@@ -23,11 +23,13 @@ import (
 	manet "github.com/multiformats/go-multiaddr/net"
 	"github.com/pelletier/go-toml/v2"
 
+	"kvasird/ggml"
 	"kvasird/ggml/gguf"
 	"kvasird/node/api"
 	"kvasird/node/gateway"
 	"kvasird/p2p"
 	"kvasird/ring"
+	"kvasird/ring/plan"
 )
 
 // Role is a part that a node plays.
@@ -66,6 +68,8 @@ const (
 	maxThreads    = 1024
 	maxContext    = 1 << 24
 	maxSequences  = 1024
+	maxGPULayers  = 4096
+	maxRules      = 4096
 )
 
 // Config says what a node does. The zero value of a field is its default; see
@@ -106,15 +110,33 @@ type TLSConfig struct {
 
 // ModelConfig names the model and the room for its sequences.
 type ModelConfig struct {
-	Path      string `toml:"path"`      // GGUF, or its first part, or the id of a model of the network; "": the shipped model
-	Experts   string `toml:"experts"`   // where a backbone's experts are: see ExpertsAuto
-	Wait      int    `toml:"wait"`      // seconds that a request waits for missing experts; 0: 2
-	Context   int    `toml:"context"`   // tokens of all running sequences together; 0: 8192
-	Sequences int    `toml:"sequences"` // answered at a time; 0: 4
-	Rows      string `toml:"rows"`      // how a stage sends rows to the next: f32 (exact), f16 (half the bytes); "": f32
+	Path      string   `toml:"path"`       // GGUF, or its first part, or the id of a model of the network; "": the shipped model
+	Experts   string   `toml:"experts"`    // where a backbone's experts are: see ExpertsAuto
+	Wait      int      `toml:"wait"`       // seconds that a request waits for missing experts; 0: 2
+	Context   int      `toml:"context"`    // tokens of all running sequences together; 0: 8192
+	Sequences int      `toml:"sequences"`  // answered at a time; 0: 4
+	GPULayers int      `toml:"gpu_layers"` // of a backbone, on the first GPU, counted from the last; -1: all
+	Place     []string `toml:"place"`      // where tensors of it lie instead, as `kvasird plan` prints rules
+	Rows      string   `toml:"rows"`       // how a stage sends rows to the next: f32 (exact), f16 (half the bytes); "": f32
 
 	// ID is what Path names, when that is an id and no file; set by Validate.
 	ID *gguf.ModelID `toml:"-"`
+}
+
+// overrides reads the rules of Place.
+func (m *ModelConfig) overrides() ([]ggml.Override, error) {
+	if len(m.Place) > maxRules {
+		return nil, fmt.Errorf("%d rules: at most %d", len(m.Place), maxRules)
+	}
+	var list []ggml.Override
+	for _, rule := range m.Place {
+		pattern, device, err := plan.ParseRule(rule)
+		if err != nil {
+			return nil, err
+		}
+		list = append(list, ggml.Override{Pattern: pattern, Device: device})
+	}
+	return list, nil
 }
 
 // names reads an id where a file could be named.
@@ -393,6 +415,7 @@ func (c *Config) checkNumbers() error {
 		{"model.context", c.Model.Context, 64, maxContext},
 		{"model.sequences", c.Model.Sequences, 1, maxSequences},
 		{"model.wait", c.Model.Wait, 1, 600},
+		{"model.gpu_layers", c.Model.GPULayers, -1, maxGPULayers},
 	} {
 		if n.got < n.least || n.got > n.max {
 			return fmt.Errorf("%s = %d: want %d to %d", n.key, n.got, n.least, n.max)
@@ -405,6 +428,9 @@ func (c *Config) checkNumbers() error {
 	modes := []string{ExpertsAuto, ExpertsHere, ExpertsSwarm, ExpertsRemote}
 	if !slices.Contains(modes, c.Model.Experts) {
 		return fmt.Errorf("model.experts %q: want %s%s", c.Model.Experts, strings.Join(modes, ", "), Suggest(c.Model.Experts, modes))
+	}
+	if _, err := c.Model.overrides(); err != nil {
+		return fmt.Errorf("model.place: %w", err)
 	}
 	if _, ok := rowPrecisions[c.Model.Rows]; !ok {
 		return fmt.Errorf("model.rows %q: want f32 or f16", c.Model.Rows)

@@ -56,7 +56,7 @@ func TestConfigExamples(t *testing.T) {
 		if filepath.Base(file) != "kvasird.toml" {
 			continue
 		}
-		c.Peers, c.Tell = nil, nil
+		c.Peers, c.Tell, c.Model.Place = nil, nil, nil
 		if !reflect.DeepEqual(c, want) {
 			t.Errorf("%s gives %+v, want the defaults %+v", file, c, want)
 		}
@@ -142,6 +142,7 @@ func TestConfigRefuses(t *testing.T) {
 		{"context", Config{Model: ModelConfig{Context: 1}}, "model.context = 1"},
 		{"sequences", Config{Model: ModelConfig{Sequences: maxSequences + 1}}, "model.sequences = 1025"},
 		{"context too little for its sequences", Config{Model: ModelConfig{Context: 64, Sequences: 100}}, "too little for 100 sequences"},
+		{"rule", Config{Model: ModelConfig{Place: []string{"exps"}}}, `model.place: rule "exps": want PATTERN=DEVICE`},
 		{"rows", Config{Model: ModelConfig{Rows: "f8"}}, `model.rows "f8": want f32 or f16`},
 		{"level", Config{Log: LogSettings{Level: "warning"}}, `log.level "warning": want debug, info, warn, error; did you mean "warn"?`},
 		{"slice words", Config{Slices: []SliceConfig{{Layers: "all"}}}, `slice layers: gguf: "all" is not a range`},

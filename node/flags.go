@@ -102,6 +102,7 @@ func addSettings(set *flag.FlagSet, later func(func(*Config) error)) {
 	number("threads", "`number` of threads that compute (default: one per core)", func(c *Config) *int { return &c.Threads })
 	number("context", "`tokens` of all running sequences together", func(c *Config) *int { return &c.Model.Context })
 	number("wait", "`seconds` that a request waits for missing experts", func(c *Config) *int { return &c.Model.Wait })
+	number("gpu-layers", "`number` of a backbone's layers on the first GPU, counted from the last (-1: all)", func(c *Config) *int { return &c.Model.GPULayers })
 	number("sequences", "`number` of sequences answered at a time", func(c *Config) *int { return &c.Model.Sequences })
 	addLists(set, later)
 }
@@ -128,6 +129,10 @@ func addLists(set *flag.FlagSet, later func(func(*Config) error)) {
 	})
 	list("tell", "`multiaddr` to tell peers beside the own ones, as behind a proxy (may be repeated)", func(c *Config, s string, first bool) error {
 		c.Tell = appendOrReplace(c.Tell, s, first)
+		return nil
+	})
+	list("place", "`rule` that places tensors of a backbone, as kvasird plan prints them (may be repeated)", func(c *Config, s string, first bool) error {
+		c.Model.Place = appendOrReplace(c.Model.Place, s, first)
 		return nil
 	})
 	list("role", "auto, backbone, worker, volunteer, stage, entry or relay, or several with commas", func(c *Config, s string, first bool) error {

@@ -130,8 +130,13 @@ func (m *modelFile) expertBytes() (n int64) {
 
 // probe tries the file in a child process, unless this runtime is known to run it.
 func (m *modelFile) probe(ctx context.Context, cfg Config, release string, remote bool) error {
-	err := cfg.tryOut(ctx, fmt.Sprintf("%s remote=%v %s", m.id, remote, release), ggml.ProbeRequest{
-		Path: m.path, Backbone: remote, Threads: cfg.Threads,
+	overrides, err := cfg.Model.overrides()
+	if err != nil {
+		return err
+	}
+	line := fmt.Sprintf("%s remote=%v gpu=%d %q %s", m.id, remote, cfg.Model.GPULayers, cfg.Model.Place, release)
+	err = cfg.tryOut(ctx, line, ggml.ProbeRequest{
+		Path: m.path, Backbone: remote, Threads: cfg.Threads, GPULayers: cfg.Model.GPULayers, Overrides: overrides,
 	})
 	if errors.Is(err, ggml.ErrProbe) {
 		return fmt.Errorf("%w: get the file again, or name another one with --model", err)
