@@ -28,15 +28,20 @@ type stageCompute struct {
 // openStage loads a window, after a child process tried it, and has it compute a
 // token.
 func (n *Node) openStage(ctx context.Context, m *store.Model, g *gguf.Model, w gguf.Range, dispatch *dispatchPart) (*stagePart, error) {
-	c, err := n.openCompute(ctx, m, g, w, dispatch)
+	sequences := n.cfg.Model.Sequences
+	size := stageSize{Tokens: n.cfg.Model.Context, Sequences: sequences, Batch: stageBatch(n.cfg), Threads: n.cfg.Threads}
+	var experts ggml.ExpertFunc
+	if dispatch != nil {
+		experts = dispatch.compute
+	}
+	c, err := openCompute(ctx, n.rt, m.Path(0), g, w, experts, size)
 	if err != nil {
 		return nil, err
 	}
-	sequences := n.cfg.Model.Sequences
 	stage, err := ring.NewStage(ring.StageConfig{
 		Peer: n.host.ID().String(), Model: m.ID().String(), Layers: w, Total: g.Layers(), Width: c.width,
 		Compute: c, Dialer: n.stages, Pack: Pack(n.rt), CanTruncate: c.model.CanTruncate(),
-		Sequences: sequences, Context: n.cfg.Model.Context / sequences, Batch: stageBatch(n.cfg), MemoryBytes: rowBytes(n.cfg, c.width),
+		Sequences: sequences, Context: n.cfg.Model.Context / sequences, Batch: size.Batch, MemoryBytes: rowBytes(n.cfg, c.width),
 		Precision: rowPrecisions[n.cfg.Model.Rows], Admit: n.stages.mayUse, Logger: n.log,
 	})
 	if err != nil {
@@ -45,8 +50,18 @@ func (n *Node) openStage(ctx context.Context, m *store.Model, g *gguf.Model, w g
 	return &stagePart{model: m.ID(), Stage: stage, compute: c}, nil
 }
 
-func (n *Node) openCompute(ctx context.Context, m *store.Model, g *gguf.Model, w gguf.Range, dispatch *dispatchPart) (*stageCompute, error) {
-	cfg := ggml.ModelConfig{Path: m.Path(0)}
+// stageSize is what the memory of a stage has room for.
+type stageSize struct {
+	Tokens    int // of all sequences together
+	Sequences int
+	Batch     int // rows of one Decode
+	Threads   int
+}
+
+// openCompute loads a window of the model g, whose first file is at path, without its
+// experts if someone else computes them.
+func openCompute(ctx context.Context, rt *ggml.Runtime, path string, g *gguf.Model, w gguf.Range, experts ggml.ExpertFunc, size stageSize) (*stageCompute, error) {
+	cfg := ggml.ModelConfig{Path: path}
 	if w.Len() < g.Layers() {
 		image, err := g.RowStage(ctx, w)
 		if err != nil {
@@ -54,24 +69,22 @@ func (n *Node) openCompute(ctx context.Context, m *store.Model, g *gguf.Model, w
 		}
 		cfg = ggml.ModelConfig{Image: image}
 	}
-	if dispatch != nil {
-		cfg.Experts = dispatch.compute
-	}
-	model, err := n.rt.LoadModel(cfg)
+	cfg.Experts = experts
+	model, err := rt.LoadModel(cfg)
 	if err != nil {
 		return nil, err
 	}
 	c := &stageCompute{model: model, width: model.EmbeddingLength()}
 	c.ctx, err = model.NewContext(ggml.ContextConfig{
-		Tokens: n.cfg.Model.Context, Batch: stageBatch(n.cfg), Sequences: n.cfg.Model.Sequences, Threads: n.cfg.Threads,
+		Tokens: size.Tokens, Batch: size.Batch, Sequences: size.Sequences, Threads: size.Threads,
 		UnifiedKV: true, Boundary: w.End < g.Layers(),
 	})
 	if err != nil {
 		return nil, errors.Join(err, model.Close())
 	}
-	c.batch = ggml.NewBatch(stageBatch(n.cfg))
+	c.batch = ggml.NewBatch(size.Batch)
 	if w.Begin > 0 {
-		c.batch = ggml.NewRowBatch(stageBatch(n.cfg), c.width)
+		c.batch = ggml.NewRowBatch(size.Batch, c.width)
 	}
 	return c, nil
 }
