@@ -83,7 +83,7 @@ func TestManageModels(t *testing.T) {
 	_, id, _ = strings.Cut(out, "id ")
 	id, _, _ = strings.Cut(id, ":")
 	works("Added "+name, "add", whole) // known already
-	works(id[:shownID]+"  "+name, "list")
+	works("no      "+id, "list")
 	works("MiB  no  ", "list")
 	works("Pinned "+name, "pin", id[:leastOfID])
 	works("MiB  yes  ", "list")

@@ -126,22 +126,19 @@ func heldText(m api.StoredModel) string {
 	return bytesText(m.Held) + " of " + bytesText(m.Total)
 }
 
-// shownID is how many digits of a model's id a table shows.
-const shownID = 12
-
 func writeModelTable(w io.Writer, models []api.StoredModel) {
 	if len(models) == 0 {
 		fmt.Fprintln(w, "No model is in the store: `kvasir model add FILE.gguf` brings one.")
 		return
 	}
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(t, "ID\tNAME\tHELD\tPINNED\tNOTE")
+	fmt.Fprintln(t, "NAME\tHELD\tPINNED\tID\tNOTE")
 	for _, m := range models {
 		pinned := "no"
 		if m.Pinned {
 			pinned = "yes"
 		}
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\n", m.ID[:min(shownID, len(m.ID))], m.Name, heldText(m), pinned, strings.ReplaceAll(m.Note, "\n", "; "))
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\n", m.Name, heldText(m), pinned, m.ID, strings.ReplaceAll(m.Note, "\n", "; "))
 	}
 	t.Flush()
 }
