@@ -39,6 +39,11 @@ func (n *Node) openBackbone(ctx context.Context, file *modelFile) error {
 	if err != nil {
 		return err
 	}
+	if free, err := availableMemory(); err == nil {
+		if err := file.admit(n.cfg, remote, free, n.log); err != nil {
+			return err
+		}
+	}
 	if err := file.probe(ctx, n.cfg, n.rt.Release(), remote); err != nil {
 		return err
 	}
