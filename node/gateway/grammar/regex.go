@@ -231,10 +231,7 @@ func (r *regex) braces() (low, high int, err error) {
 
 // one is a single character of a set, as JSON writes it.
 func (r *regex) one(s runeSet) *piece {
-	var raw runeSet
-	for _, x := range s.without(everything.without(plainChars)) {
-		raw = append(raw, x)
-	}
+	raw := s.without(everything.without(plainChars))
 	out := alt()
 	if len(raw) > 0 {
 		out.kids = append(out.kids, set(raw))
