@@ -263,7 +263,7 @@ func TestStageRole(t *testing.T) {
 		{"id in a network", Config{Network: network, Model: ModelConfig{Path: id}}, ""},
 		{"id without a network", Config{Model: ModelConfig{Path: id}}, "in a network with a file"},
 		{"id and worker", Config{Network: network, Roles: []Role{RoleWorker}, Model: ModelConfig{Path: id}}, "only a stage or a backbone"},
-		{"stage without a network", Config{Roles: []Role{RoleStage}, Model: ModelConfig{Path: id}}, "need a network file"},
+		{"stage without a network", Config{Roles: []Role{RoleStage}, Model: ModelConfig{Path: id}}, "in a network with a file"},
 		{"stage without a model", Config{Network: network, Roles: []Role{RoleStage}}, "a stage needs a model"},
 		{"stage and volunteer", Config{Network: network, Roles: []Role{RoleStage, RoleVolunteer}, Model: ModelConfig{Path: id}}, "one window of layers"},
 		{"stage of a file", Config{Network: network, Roles: []Role{RoleStage}, Model: ModelConfig{Path: "m.gguf"}}, ""},
