@@ -5,8 +5,9 @@
 STATICCHECK = honnef.co/go/tools/cmd/staticcheck@v0.8.2
 GO_FILES    = $(shell find cmd node p2p ring experts market settle ggml -name '*.go' 2>/dev/null)
 FUZZTIME   ?= 5s
-# Long tests of whole daemons, which others run with the race detector too.
-NO_RACE     = ^Test(Invitation|KilledDownload|QuickRestarts|Pause|LyingSources|FullDisk)$$
+# Long tests of whole daemons, which others run with the race detector too, and of
+# what the library computes, which the detector does not see.
+NO_RACE     = ^Test(Invitation|KilledDownload|QuickRestarts|Pause|LyingSources|FullDisk|FetchedBackbone|RingOfBackbones|ParityEveryArchitecture|EveryCut|QuantizedModelsRun|GeneratedModelsRun|GeneratedVariantsRun|ParityQuantised|ArchitecturesThroughWorkers)$$
 NODES      ?= 100
 SOAK       ?= 5m
 GOTESTFLAGS ?=
