@@ -27,10 +27,12 @@ func TestSim(t *testing.T) {
 		t.Fatalf("KVASIR_SIM=%q: want how many nodes, 30 or more", os.Getenv("KVASIR_SIM"))
 	}
 	var figures []figure
+	calm := 0 // how many of them are of a swarm to which nothing happened
 	synctest.Test(t, func(t *testing.T) {
 		s := newSimSwarm(t)
 		s.form(nodes)
 		s.burst(nodes / 3)
+		calm = len(s.figures)
 		s.hotExperts()
 		s.partition()
 		s.churn(5 * time.Minute)
@@ -39,7 +41,7 @@ func TestSim(t *testing.T) {
 		figures = s.figures
 	})
 	if !t.Failed() {
-		compareFigures(t, filepath.Join("testdata", fmt.Sprintf("sim-%d.golden", nodes)), figures)
+		compareFigures(t, filepath.Join("testdata", fmt.Sprintf("sim-%d.golden", nodes)), figures, calm)
 	}
 }
 
@@ -148,10 +150,13 @@ func (s *simSwarm) killed() {
 }
 
 // slack is by how much a figure may differ from the golden one, beside a third of it: goroutines
-// do not run in the same order twice.
-var slack = map[string]int{"s": 45, "replicas": 1, "bytes": 500, "experts": 64}
+// do not run in the same order twice. After a blow it matters more who was hit.
+var (
+	calmSlack = map[string]int{"s": 15, "replicas": 0, "bytes": 500, "experts": 64}
+	slack     = map[string]int{"s": 120, "replicas": 2, "bytes": 500, "experts": 64}
+)
 
-func compareFigures(t *testing.T, path string, figures []figure) {
+func compareFigures(t *testing.T, path string, figures []figure, calm int) {
 	t.Helper()
 	if *rewriteSim {
 		var b bytes.Buffer
@@ -173,12 +178,16 @@ func compareFigures(t *testing.T, path string, figures []figure) {
 		t.Fatalf("%d figures, %d in %s: run with -rewrite", len(figures), len(lines), path)
 	}
 	for i, f := range figures {
-		what, rest, _ := bytes.Cut(lines[i], []byte(": "))
+		rest, ok := bytes.CutPrefix(lines[i], []byte(f.what+": "))
 		var want int
-		if _, err := fmt.Sscan(string(rest), &want); err != nil || string(what) != f.what {
+		if _, err := fmt.Sscan(string(rest), &want); err != nil || !ok {
 			t.Fatalf("%s, line %d is %q, not of %q: run with -rewrite", path, i+1, lines[i], f.what)
 		}
-		if d := f.value - want; max(d, -d) > want/3+slack[f.unit] {
+		give := slack
+		if i < calm {
+			give = calmSlack
+		}
+		if d := f.value - want; max(d, -d) > want/3+give[f.unit] {
 			t.Errorf("%s: %d %s, the golden summary has %d", f.what, f.value, f.unit, want)
 		}
 	}
