@@ -48,9 +48,9 @@ test-net: ## nodes behind NATs, relays and bad lines; needs root (Debian: iprout
 	go test -tags nettest -count=1 -timeout 10m -run '^TestNet' $(GOTESTFLAGS) ./p2p
 
 # It drops packets in a network namespace of its own.
-test-chaos: deps ## three minutes of kills, stops and black holes under requests; needs root (Debian: iproute2 nftables)
+test-chaos: deps ## kills, stops and black holes under requests, of experts and of rings; needs root (Debian: iproute2 nftables)
 	unshare -n sh -c 'ip link set lo up && ip link add kv0 type veth peer name kv1 && ip addr add 10.99.0.1/24 dev kv0 && ip link set kv0 up && ip link set kv1 up && \
-		go test -tags chaos -count=1 -timeout 12m -run "^TestChaos$$" -v $(GOTESTFLAGS) ./node'
+		go test -tags chaos -count=1 -timeout 18m -run "^Test(Ring)?Chaos$$" -v $(GOTESTFLAGS) ./node'
 
 # A file system of each kind in a file, mounted where only the test sees it.
 test-reflink: ## models taken in without a copy on XFS and Btrfs; needs root (Debian: xfsprogs btrfs-progs)

@@ -46,10 +46,7 @@ var blows = []blow{
 		v.cmd.Process.Signal(syscall.SIGSTOP)
 		return func() { v.cmd.Process.Signal(syscall.SIGCONT) }
 	}},
-	{"black hole", func(c *chaos, i int) func() {
-		c.nft("add", "element", "inet", "kvchaos", "lost", "{", c.addr(i), "}")
-		return func() { c.nft("delete", "element", "inet", "kvchaos", "lost", "{", c.addr(i), "}") }
-	}},
+	{"black hole", func(c *chaos, i int) func() { return c.cutOff(c.addr(i)) }},
 	{"restart", func(c *chaos, i int) func() {
 		if err := c.volunteers[i].stop(); err != nil {
 			c.t.Error(err)
@@ -88,6 +85,23 @@ func (c *chaos) nft(args ...string) {
 	}
 }
 
+// blackHole makes a place for addresses whose packets are dropped.
+func (c *chaos) blackHole() {
+	c.t.Helper()
+	c.nft("add", "table", "inet", "kvchaos")
+	c.t.Cleanup(func() { c.nft("delete", "table", "inet", "kvchaos") })
+	c.nft("add", "set", "inet", "kvchaos", "lost", "{", "type", "ipv4_addr", ";", "}")
+	c.nft("add", "chain", "inet", "kvchaos", "out", "{", "type", "filter", "hook", "output", "priority", "0", ";", "}")
+	c.nft("add", "rule", "inet", "kvchaos", "out", "ip", "saddr", "@lost", "drop")
+	c.nft("add", "rule", "inet", "kvchaos", "out", "ip", "daddr", "@lost", "drop")
+}
+
+// cutOff drops what comes from an address and goes to it.
+func (c *chaos) cutOff(addr string) (mend func()) {
+	c.nft("add", "element", "inet", "kvchaos", "lost", "{", addr, "}")
+	return func() { c.nft("delete", "element", "inet", "kvchaos", "lost", "{", addr, "}") }
+}
+
 // recovered waits until the coverage is at its target, and returns how long that took.
 func (c *chaos) recovered(what string) time.Duration {
 	c.t.Helper()
@@ -112,11 +126,7 @@ func TestChaos(t *testing.T) {
 	ctx, cancel := context.WithTimeout(context.Background(), 9*time.Minute)
 	defer cancel()
 	c.ctx = ctx
-	c.nft("add", "table", "inet", "kvchaos")
-	c.nft("add", "set", "inet", "kvchaos", "lost", "{", "type", "ipv4_addr", ";", "}")
-	c.nft("add", "chain", "inet", "kvchaos", "out", "{", "type", "filter", "hook", "output", "priority", "0", ";", "}")
-	c.nft("add", "rule", "inet", "kvchaos", "out", "ip", "saddr", "@lost", "drop")
-	c.nft("add", "rule", "inet", "kvchaos", "out", "ip", "daddr", "@lost", "drop")
+	c.blackHole()
 	c.backbone = c.join("backbone", "--model", c.whole, "--experts", "remote", "--wait", "60")
 	for i := range chaosWorkers {
 		c.volunteers = append(c.volunteers, c.volunteer(i))

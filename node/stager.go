@@ -204,7 +204,7 @@ func (s *stager) serve(p *stagePart) {
 
 func (s *stager) bring(ctx context.Context, w gguf.Range) (*stagePart, error) {
 	dispatch := s.dispatch.Load()
-	spans, err := store.WindowSpans(s.gguf, w, dispatch == nil)
+	spans, err := windowSpans(s.gguf, w, dispatch == nil)
 	if err != nil {
 		return nil, err
 	}
@@ -216,6 +216,21 @@ func (s *stager) bring(ctx context.Context, w gguf.Range) (*stagePart, error) {
 		return nil, err
 	}
 	return s.node.openStage(ctx, s.stored, s.gguf, w, dispatch)
+}
+
+// windowSpans is what of each file a window needs, which may be the whole model.
+func windowSpans(g *gguf.Model, w gguf.Range, experts bool) (map[int][]store.Span, error) {
+	switch {
+	case w.Len() < g.Layers():
+		return store.WindowSpans(g, w, experts)
+	case !experts:
+		return store.DenseSpans(g), nil
+	}
+	spans := make(map[int][]store.Span)
+	for i, p := range g.Parts() {
+		spans[i] = []store.Span{{Len: p.Size}}
+	}
+	return spans, nil
 }
 
 // probe tries a window in a child process, unless this runtime is known to run it.
@@ -266,7 +281,7 @@ func (s *stager) drop(ctx context.Context, w gguf.Range) {
 
 // dropWindow deletes the bytes of a window but for the headers.
 func dropWindow(m *store.Model, g *gguf.Model, w gguf.Range, experts bool) error {
-	spans, err := store.WindowSpans(g, w, experts)
+	spans, err := windowSpans(g, w, experts)
 	if err != nil {
 		return err
 	}
