@@ -193,20 +193,30 @@ func (m *ringModel) set(err error) {
 	m.why = err
 }
 
-// ready is nil once a canary token went round a chain of just these stages.
+// ready is nil while there is a chain of stages that a canary token went through. It
+// sends one round the best chain, where that is another one.
 func (m *ringModel) ready(ctx context.Context) error {
 	chain, err := m.chain(nil)
-	if err != nil {
-		return err
-	}
-	if m.knows(chain) {
+	if err == nil && m.knows(chain) {
 		return nil
 	}
-	m.mu.Lock()
-	if m.why == nil {
-		m.why = errors.New("the ring has changed, and a canary token is on its way round it")
+	_, unproven := m.proven()
+	before := m.Ready()
+	if err == nil {
+		if unproven != nil && before == nil {
+			m.set(errors.New("the ring has changed, and a canary token is on its way round it"))
+		}
+		err = m.canary(ctx, chain)
 	}
-	m.mu.Unlock()
+	// a ring that has no room left is one that works
+	if _, full := ringError(err).(*ringFullError); unproven == nil || full && before == nil {
+		return nil
+	}
+	return err
+}
+
+// canary sends a token round a chain.
+func (m *ringModel) canary(ctx context.Context, chain ring.Chain) error {
 	ctx, cancel := context.WithTimeout(ctx, ringCanary)
 	defer cancel()
 	bos := m.vocab.BOS()
@@ -217,6 +227,18 @@ func (m *ringModel) ready(ctx context.Context) error {
 	defer m.mu.Unlock()
 	m.tried = append(m.tried[max(0, len(m.tried)-ring.MaxHops):], chain...)
 	return nil
+}
+
+// proven is the best chain of stages that a canary went through.
+func (m *ringModel) proven() (ring.Chain, error) {
+	q := m.query(nil)
+	m.mu.Lock()
+	q.Windows = slices.DeleteFunc(q.Windows, func(w plan.Window) bool {
+		return !slices.Contains(m.tried, ring.Hop{Peer: w.Peer, Layers: w.Layers})
+	})
+	m.mu.Unlock()
+	windows, err := plan.Chain(q)
+	return chainOf(windows), err
 }
 
 // knows reports whether a canary went through every stage of a chain.
@@ -311,7 +333,10 @@ func (m *ringModel) generate(ctx context.Context, req engine.Request) (generatio
 	if req.MaxTokens > 0 {
 		room = min(room, req.MaxTokens)
 	}
-	chain, err := m.chain(nil)
+	chain, err := m.proven()
+	if err != nil {
+		chain, err = m.chain(nil)
+	}
 	if err != nil {
 		return nil, ringError(err)
 	}

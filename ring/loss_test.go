@@ -292,3 +292,42 @@ func drainOne(t *testing.T, at int, replaceable bool) {
 	f.free()
 	f.close(e)
 }
+
+// A stage without room, and without another holder, is asked again: a session that is moved
+// may find there what is left of its former self.
+func TestBusyStageIsAskedAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t)
+		chain := f.ring(2, func(c *StageConfig, d *double) { c.Sequences, d.delay = 1, 20*time.Millisecond })
+		e := f.entry()
+		var avoided [][]Hop
+		alone := func(_ context.Context, lost []Hop) (Chain, error) {
+			avoided = append(avoided, lost)
+			return nil, errors.New("there is no other")
+		}
+		first, err := e.Open(t.Context(), chain, forever(400), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		time.AfterFunc(500*time.Millisecond, func() { first.Close() })
+		if err := ask(t, e, chain, forever(10), alone); err != nil {
+			t.Error(err)
+		}
+		if len(avoided) < 2 || !slices.Equal(avoided[len(avoided)-1], chain[:1]) {
+			t.Errorf("chains without %v were asked for, want without %v each time", avoided, chain[:1])
+		}
+		f.free()
+
+		// not for ever
+		if first, err = e.Open(t.Context(), chain, forever(400), nil); err != nil {
+			t.Fatal(err)
+		}
+		_, err = e.Open(t.Context(), chain, Request{Tokens: []int32{1}, MaxTokens: 400}, alone)
+		if !errors.Is(err, errRepairs) {
+			wantError(t, err, 0, CodeBusy, "all 1 sequences are in use")
+		}
+		first.Close()
+		f.free()
+		f.close(e)
+	})
+}

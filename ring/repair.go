@@ -57,12 +57,16 @@ func (s *Session) state() (r *report, late time.Duration, done bool) {
 // did not close in time.
 func (s *Session) repair(ctx context.Context, r *report, lost []Hop) ([]Hop, error) {
 	cause := error(errOpenTimeout)
-	chain, again := s.chain, false // only this goroutine changes it
+	chain, again, avoid := s.chain, false, lost // only this goroutine changes the chain
+	busy := r != nil && r.code == CodeBusy
 	if r != nil {
 		hop := chain[r.hop]
 		cause = &StageError{r.hop, hop, r.code, r.text}
 		if again = r.code == CodeReset; !again && !slices.Contains(lost, hop) {
-			lost = append(lost, hop)
+			avoid = append(slices.Clone(lost), hop)
+		}
+		if !busy { // who is busy now is not so for good
+			lost = avoid
 		}
 		if r.code.final() {
 			return lost, cause
@@ -78,17 +82,18 @@ func (s *Session) repair(ctx context.Context, r *report, lost []Hop) ([]Hop, err
 		return lost, fmt.Errorf("%w, the last time since %w", err, cause)
 	}
 	if !again {
-		next, err := s.replan(ctx, slices.Clone(lost))
+		next, err := s.replan(ctx, slices.Clone(avoid))
 		if err == nil {
 			err = s.e.check(next)
 		}
 		switch {
 		case ctx.Err() != nil:
 			return lost, context.Cause(ctx)
-		case err != nil:
+		case err == nil:
+			chain = next
+		case !busy:
 			return lost, fmt.Errorf("%w; no replacement: %w", cause, err)
 		}
-		chain = next
 	}
 	s.e.cfg.Logger.Info("ring session is repaired", "cause", cause.Error(), "stages", len(chain))
 	s.change(chain)
