@@ -274,7 +274,7 @@ func TestRingLosesStages(t *testing.T) {
 	began := time.Now()
 	r.hold(2)
 	t.Logf("two rings of two after %v", time.Since(began).Round(100*time.Millisecond))
-	r.sameAsAlone(questions[0], nil)
+	r.sameSureAnswer(questions[0])
 	for name, leave := range map[string]func(){"disconnect": r.gone, "cancel": r.cancelled} {
 		leave()
 		leave()
@@ -318,7 +318,7 @@ func TestRingLosesStages(t *testing.T) {
 	began = time.Now()
 	r.begin(other)
 	r.isReady(r.backbone)
-	r.sameAsAlone(questions[1], nil)
+	r.sameSureAnswer(questions[1])
 	t.Logf("answers again %v after the stage was started", time.Since(began).Round(100*time.Millisecond))
 	r.freed()
 }

@@ -31,7 +31,7 @@ func TestRingFormsItself(t *testing.T) {
 		st := n.sees(s, func(st *api.Status) bool { return st.HTTP != "" })
 		n.http = st.HTTP
 		n.isReady(s)
-		n.sameAsAlone(questions[i%len(questions)], nil)
+		n.sameSureAnswer(questions[i%len(questions)])
 		t.Logf("%s answers %v after it was started", s.name, time.Since(began).Round(100*time.Millisecond))
 	}
 }
@@ -68,7 +68,7 @@ func TestRingOfBackbones(t *testing.T) {
 	for i, s := range stages {
 		n.http = n.sees(s, func(st *api.Status) bool { return st.HTTP != "" }).HTTP
 		n.isReady(s)
-		n.sameAsAlone(questions[i], nil)
+		n.sameSureAnswer(questions[i])
 		st := n.sees(s, func(*api.Status) bool { return true })
 		if w := st.Volunteer.Windows; len(w) != 1 || w[0].Layers.End-w[0].Layers.Begin == 4 {
 			t.Errorf("%s holds %+v, want a part of the layers", s.name, w)

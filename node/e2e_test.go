@@ -317,6 +317,19 @@ func (s *swarm) sameAsAlone(question string, on func(n int)) {
 	}
 }
 
+// sameSureAnswer is sameAsAlone for answers that the model ends, of which it is sure:
+// drafts, repairs and other sequences in a batch round sums differently, and where the
+// model is not sure that decides.
+func (s *swarm) sameSureAnswer(question string) {
+	s.t.Helper()
+	req := long(question)
+	delete(req, "logit_bias")
+	status, got, body := s.chat(req, nil)
+	if want := reference().answer(s.t, question, false); status != http.StatusOK || got != want {
+		s.t.Errorf("%s\nstatus %d: %s\n got %q\nwant %q", question, status, body, got, want)
+	}
+}
+
 var questions = []string{"What does a worker hold?", "What is 6 plus 7?", "What is the capital of Japan?", "What sound does a cow make?"}
 
 func TestSwarmEqualsAlone(t *testing.T) {
@@ -333,14 +346,7 @@ func TestSwarmEqualsAlone(t *testing.T) {
 	// answers of which the model is sure.
 	var group sync.WaitGroup
 	for _, q := range questions {
-		group.Go(func() {
-			req := long(q)
-			delete(req, "logit_bias")
-			status, got, body := s.chat(req, nil)
-			if want := reference().answer(t, q, false); status != http.StatusOK || got != want {
-				t.Errorf("%s\nstatus %d: %s\n got %q\nwant %q", q, status, body, got, want)
-			}
-		})
+		group.Go(func() { s.sameSureAnswer(q) })
 	}
 	group.Wait()
 }
