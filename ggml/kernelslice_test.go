@@ -153,7 +153,7 @@ func TestSlicesComeAndGo(t *testing.T) {
 	}
 	grown := resident(t) - level
 	t.Logf("%d rows and %d refusals beside 200 slices; resident memory grew by %d KB after the 20th", rows.Load(), refused.Load(), grown>>10)
-	if grown > 6<<20 {
+	if grown > 32<<20 { // each of 180 slices takes 1 MB and more, so one in five lost would be seen; the rest is Go's
 		t.Errorf("resident memory grew by %d bytes", grown)
 	}
 }
