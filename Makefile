@@ -1,6 +1,6 @@
 # Every target works from a plain checkout; `make help` lists them.
 .DEFAULT_GOAL := help
-.PHONY: help deps build test test-net test-chaos test-reflink sim soak test-vulkan check demo bench bench-plan bench-net bench-gossip fuzz clean clean-deps
+.PHONY: help deps build test test-net test-chaos test-reflink sim soak test-vulkan check demo bench bench-plan bench-rtt bench-net bench-gossip fuzz clean clean-deps
 
 STATICCHECK = honnef.co/go/tools/cmd/staticcheck@v0.8.2
 GO_FILES    = $(shell find cmd node p2p ring experts market settle ggml -name '*.go' 2>/dev/null)
@@ -79,6 +79,9 @@ bench: build ## measure dispatch, swarm against alone, and the expert kernel
 
 bench-plan: build ## compare what the planner predicts with what runs (within 25 % wanted)
 	bin/kvasird bench --only plan
+
+bench-rtt: build ## rings and expert dispatch over lines of 0 to 50 ms, against one machine and against the plan
+	bin/kvasird bench --only rtt
 
 bench-net: ## measure discovery and round trips across namespaces, delay and loss (as test-net)
 	go test -tags nettest -count=1 -timeout 15m -run '^TestFigures$$' -v ./p2p | grep -v -e '^=== ' -e '^ *---'

@@ -38,7 +38,7 @@ func BenchFlags(set *flag.FlagSet) *BenchOptions {
 	for _, m := range measurements {
 		names = append(names, m.name)
 	}
-	set.StringVar(&o.Only, "only", "", "comma-separated `names` of "+strings.Join(names, ", "))
+	set.StringVar(&o.Only, "only", "", "comma-separated `names` of "+strings.Join(names, ", ")+" (default: all but rtt, which takes long)")
 	set.StringVar(&o.Dir, "dir", filepath.Join(os.TempDir(), "kvasir-bench"), "`folder` for the 730 MB model, which is made once and kept")
 	set.IntVar(&o.Rounds, "rounds", 5, "interleaved `rounds` of each pair of runs; medians are given")
 	set.IntVar(&o.Threads, "threads", 1, "compute `threads` of each process")
@@ -58,9 +58,11 @@ type bench struct {
 var measurements = []struct {
 	name string
 	run  func(*bench) error
+	long bool // ten minutes or so: only when it is named
 }{
-	{"dispatch", (*bench).dispatch}, {"tokens", (*bench).tokens},
-	{"kernel", (*bench).kernel}, {"memory", (*bench).memory}, {"plan", (*bench).planned},
+	{"dispatch", (*bench).dispatch, false}, {"tokens", (*bench).tokens, false},
+	{"kernel", (*bench).kernel, false}, {"memory", (*bench).memory, false}, {"plan", (*bench).planned, false},
+	{"rtt", (*bench).rtts, true},
 }
 
 // Bench measures and prints a table for each measurement. Ratios are of runs
@@ -84,7 +86,7 @@ func Bench(ctx context.Context, opts *BenchOptions, out io.Writer) error {
 		wanted = strings.Split(opts.Only, ",")
 	}
 	for _, m := range measurements {
-		if len(wanted) > 0 && !slices.Contains(wanted, m.name) {
+		if !slices.Contains(wanted, m.name) && (len(wanted) > 0 || m.long) {
 			continue
 		}
 		if err := m.run(b); err != nil {

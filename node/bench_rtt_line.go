@@ -1,0 +1,167 @@
+package node
+
+import (
+	"errors"
+	"net"
+	"sync"
+	"time"
+)
+
+// delayedConn is one end of a connection whose writes arrive later, in order and
+// without a limit of rate, as over a long line. A write never waits: it is kept
+// until it is due.
+type delayedConn struct {
+	net.Conn
+	delay time.Duration
+	kick  chan struct{} // there is something in queue, or the end; capacity 1
+	sent  sync.WaitGroup
+
+	mu    sync.Mutex // guards the rest
+	queue []delayedWrite
+	err   error // of the line, for later writes
+}
+
+type delayedWrite struct {
+	due  time.Time
+	data []byte
+}
+
+func delayConn(c net.Conn, delay time.Duration) net.Conn {
+	if delay == 0 {
+		return c
+	}
+	d := &delayedConn{Conn: c, delay: delay, kick: make(chan struct{}, 1)}
+	d.sent.Go(d.send)
+	return d
+}
+
+func (d *delayedConn) Write(b []byte) (int, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.err != nil {
+		return 0, d.err
+	}
+	d.queue = append(d.queue, delayedWrite{time.Now().Add(d.delay), append([]byte(nil), b...)})
+	d.wake()
+	return len(b), nil
+}
+
+func (d *delayedConn) wake() {
+	select {
+	case d.kick <- struct{}{}:
+	default:
+	}
+}
+
+// send hands writes over when they are due.
+func (d *delayedConn) send() {
+	for range d.kick {
+		for {
+			d.mu.Lock()
+			queue := d.queue
+			d.queue = nil
+			over := d.err != nil
+			d.mu.Unlock()
+			if over {
+				return
+			}
+			if len(queue) == 0 {
+				break
+			}
+			for _, w := range queue {
+				sleepUntil(w.due)
+				if _, err := d.Conn.Write(w.data); err != nil {
+					d.fail(err)
+					return
+				}
+			}
+		}
+	}
+}
+
+func (d *delayedConn) fail(err error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.err == nil {
+		d.err = err
+	}
+	d.wake()
+}
+
+// Close ends the line at once; what is on its way is lost.
+func (d *delayedConn) Close() error {
+	d.fail(net.ErrClosed)
+	err := d.Conn.Close()
+	d.sent.Wait()
+	return err
+}
+
+// A write never waits, so its deadline is of no use; the one under it is not set
+// either, since a write is due when the deadline of its caller has passed.
+func (d *delayedConn) SetWriteDeadline(time.Time) error { return nil }
+func (d *delayedConn) SetDeadline(t time.Time) error    { return d.SetReadDeadline(t) }
+
+// delayedPair is a connection over loopback TCP with a round trip of rtt.
+func delayedPair(rtt time.Duration) (near, far net.Conn, err error) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return nil, nil, err
+	}
+	defer l.Close()
+	type accepted struct {
+		conn net.Conn
+		err  error
+	}
+	got := make(chan accepted, 1)
+	go func() {
+		c, err := l.Accept()
+		got <- accepted{c, err}
+	}()
+	if near, err = net.Dial("tcp", l.Addr().String()); err != nil {
+		l.Close()
+		return nil, nil, errors.Join(err, (<-got).err)
+	}
+	other := <-got
+	if other.err != nil {
+		near.Close()
+		return nil, nil, other.err
+	}
+	return delayConn(near, rtt/2), delayConn(other.conn, rtt-rtt/2), nil
+}
+
+// measureLine is the round trip of a byte, the median of some.
+func measureLine(rtt time.Duration) (time.Duration, error) {
+	near, far, err := delayedPair(rtt)
+	if err != nil {
+		return 0, err
+	}
+	defer near.Close()
+	var echo sync.WaitGroup
+	echo.Go(func() {
+		b := make([]byte, 1)
+		for {
+			if _, err := far.Read(b); err != nil {
+				return
+			}
+			if _, err := far.Write(b); err != nil {
+				return
+			}
+		}
+	})
+	defer echo.Wait()
+	defer far.Close()
+	const tries = 21
+	var times []time.Duration
+	b := make([]byte, 1)
+	for range tries {
+		start := time.Now()
+		if _, err := near.Write(b); err != nil {
+			return 0, err
+		}
+		if _, err := near.Read(b); err != nil {
+			return 0, err
+		}
+		times = append(times, time.Since(start))
+	}
+	return median(times), nil
+}
