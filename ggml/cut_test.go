@@ -67,10 +67,10 @@ func playAll(vocab int, truncate func(seq, pos int), decode func(*Batch) *Contex
 var cutContext = ContextConfig{Tokens: 3 * 64, Batch: 16, UBatch: 8, Sequences: scriptSequences}
 
 // playWhole is the measure: the model that is not cut.
-func playWhole(t testing.TB, rt *Runtime, path string) [][]float32 {
+func playWhole(t testing.TB, rt *Runtime, path string, cfg ContextConfig) [][]float32 {
 	t.Helper()
 	m := loadModel(t, rt, ModelConfig{Path: path})
-	c, err := m.NewContext(cutContext)
+	c, err := m.NewContext(cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -88,9 +88,9 @@ func playWhole(t testing.TB, rt *Runtime, path string) [][]float32 {
 }
 
 // playCut plays through stages that follow each other in this process.
-func playCut(t testing.TB, rt *Runtime, bounds []int, image imageMaker) [][]float32 {
+func playCut(t testing.TB, rt *Runtime, bounds []int, cfg ContextConfig, image imageMaker) [][]float32 {
 	t.Helper()
-	ch := newChain(t, rt, bounds, cutContext, image)
+	ch := newChain(t, rt, bounds, cfg, image)
 	defer ch.close(t)
 	return ch.play(t)
 }
@@ -128,7 +128,7 @@ func boundsOf(cuts []int, layers int) [][]int {
 }
 
 // proveCuts compares every cut of a file with the whole, bit for bit.
-func proveCuts(t *testing.T, rt *Runtime, path string, fewest int) {
+func proveCuts(t *testing.T, rt *Runtime, path string, fewest int, cfg ContextConfig) {
 	t.Helper()
 	file, err := gguf.OpenModel(path)
 	if err != nil {
@@ -142,9 +142,9 @@ func proveCuts(t *testing.T, rt *Runtime, path string, fewest int) {
 	if len(cuts) < fewest {
 		t.Fatalf("cuts at %v, want %d at the least", cuts, fewest)
 	}
-	want := playWhole(t, rt, path)
+	want := playWhole(t, rt, path, cfg)
 	for _, bounds := range boundsOf(cuts, file.Layers()) {
-		got := playCut(t, rt, bounds, file.RowStage)
+		got := playCut(t, rt, bounds, cfg, file.RowStage)
 		if d := maxAbs(want, got); d != 0 {
 			t.Errorf("%v: max |Δ| of the logits is %g, want 0", bounds, d)
 		}
@@ -233,9 +233,15 @@ func TestEveryCut(t *testing.T) {
 	if raceEnabled {
 		cases = cases[:inShort]
 	}
-	for _, tt := range cases {
+	for i, tt := range cases {
 		t.Run(tt.name, func(t *testing.T) {
-			proveCuts(t, rt, generate(t, rt, tt.small()), tt.fewest)
+			path := generate(t, rt, tt.small())
+			proveCuts(t, rt, path, tt.fewest, cutContext)
+			if i < inShort { // how memory is shared decides in which order rows are computed
+				unified := cutContext
+				unified.UnifiedKV = true
+				proveCuts(t, rt, path, tt.fewest, unified)
+			}
 		})
 	}
 }
@@ -282,7 +288,7 @@ func TestWrongCutIsWrong(t *testing.T) {
 				return
 			}
 			m.close(t)
-			if d := maxAbs(playWhole(t, rt, path), playCut(t, rt, tt.bounds, image)); d < 1e-3 {
+			if d := maxAbs(playWhole(t, rt, path, cutContext), playCut(t, rt, tt.bounds, cutContext, image)); d < 1e-3 {
 				t.Errorf("max |Δ| of the logits is %g: this test cannot see a wrong cut", d)
 			}
 		})
@@ -290,5 +296,5 @@ func TestWrongCutIsWrong(t *testing.T) {
 }
 
 func TestTinyCuts(t *testing.T) {
-	proveCuts(t, openRuntime(t), tinyPath, 3)
+	proveCuts(t, openRuntime(t), tinyPath, 3, cutContext)
 }

@@ -143,11 +143,11 @@ func TestLoadCopy(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer file.Close()
-	want := playWhole(t, rt, tinyPath)
+	want := playWhole(t, rt, tinyPath, cutContext)
 	asFiles := imagesAsFiles
 	imagesAsFiles = true
 	defer func() { imagesAsFiles = asFiles }()
-	if d := maxAbs(want, playCut(t, rt, []int{0, 2, 4}, file.RowStage)); d != 0 {
+	if d := maxAbs(want, playCut(t, rt, []int{0, 2, 4}, cutContext, file.RowStage)); d != 0 {
 		t.Errorf("max |Δ| of the logits is %g, want 0", d)
 	}
 }
@@ -160,7 +160,7 @@ func TestStageWithRemoteExperts(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer file.Close()
-	want := playWhole(t, rt, tinyPath)
+	want := playWhole(t, rt, tinyPath, cutContext)
 	ks := newKernels(t, rt, tinyPath, 3, KernelConfig{})
 	ch, err := loadCut(rt, []int{0, 1, 3, 4}, file.RowStage, ks.compute)
 	if err != nil {
