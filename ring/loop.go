@@ -313,7 +313,10 @@ func (st *Stage) fillFirstLocked(s *session, room int) {
 		return
 	}
 	p.flags[len(p.flags)-1] = rowWant
-	f.asked, f.drafts, f.began = end, nil, time.Now()
+	f.asked, f.drafts, f.began = end, nil, time.Time{}
+	if n == 1 {
+		f.began = time.Now() // how long a prompt takes tells nothing of a round
+	}
 	if f.drafting && n == 1 {
 		f.drafts = f.guess.draft(f.tokens, min(room-1, s.total()-1-end))
 	}

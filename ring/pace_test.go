@@ -57,6 +57,39 @@ func TestStagesWorkAtOnce(t *testing.T) {
 	}
 }
 
+// Where drafts are wrong and their rows cost as much as others, they cost little, also behind a
+// prompt that takes much longer than a round.
+func TestWrongDraftsCostLittle(t *testing.T) {
+	took := map[bool]time.Duration{}
+	for _, drafts := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			f := newFleet(t)
+			chain := f.ring(2, func(c *StageConfig, d *double) { d.perRow = time.Millisecond })
+			e := f.entry()
+			req := forever(120)
+			req.NoDraft = !drafts
+			rng := rand.New(rand.NewPCG(7, 8))
+			for token := range int32(testVocab) { // so few that nearly every pair of them was there before
+				if token == 0 || token > 7 {
+					req.Sampling.LogitBias[token] = -1000
+				}
+			}
+			for range 300 {
+				req.Tokens = append(req.Tokens, 1+rng.Int32N(7))
+			}
+			start := time.Now()
+			if err := ask(t, e, chain, req, nil); err != nil {
+				t.Error(err)
+			}
+			took[drafts] = time.Since(start)
+			f.close(e)
+		})
+	}
+	if took[true] > took[false]*11/10 {
+		t.Errorf("%v with drafts, %v without", took[true], took[false])
+	}
+}
+
 // A long prompt does not stall answers that run: between two tokens of theirs there are at most two
 // chunks of it at each stage, the one that runs and the one that comes with them.
 func TestPromptDoesNotStall(t *testing.T) {
