@@ -1,10 +1,19 @@
+//go:build cgo && linux
+
 package node
 
 import (
 	"bytes"
+	"context"
 	"io"
+	"slices"
 	"testing"
 	"time"
+
+	"kvasird/ggml"
+	"kvasird/ggml/gguf"
+	"kvasird/ggml/tiny"
+	"kvasird/node/engine"
 )
 
 // What is written to a line arrives whole, in order, after half its round trip, and
@@ -81,4 +90,59 @@ func TestRepeats(t *testing.T) {
 			t.Errorf("repeats(%v, %v) = %v, want %v", c.prompt, c.answer, got, c.want)
 		}
 	}
+}
+
+// What rounding may choose is accepted; the answer to another prompt and one in the wrong
+// order are not.
+func TestBenchChecksAnswers(t *testing.T) {
+	rt, err := ggml.Open(ggml.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	path, err := tiny.Write(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	file, err := gguf.OpenModel(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	c, err := openCompute(context.Background(), rt, path, file, gguf.Range{End: file.Layers()}, nil, stageSize{rttStreams * rttContext, rttStreams, rttBatch, 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	w := &wholeModel{c}
+	var texts []*rttText
+	for _, prompt := range rttPrompts {
+		tokens, err := engine.Tokenize(c.model, prompt)
+		if err != nil {
+			t.Fatal(err)
+		}
+		texts = append(texts, &rttText{prompt: tokens, sampling: noEnd(c.model)})
+	}
+	together, _, err := w.run(context.Background(), texts, rttTokens)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, text := range texts {
+		own := together[i]
+		if err := w.check(context.Background(), text, own); err != nil {
+			t.Errorf("%q, beside others: %v", rttPrompts[i], err)
+		}
+		for what, wrong := range map[string][]int32{
+			"the answer to another prompt": together[(i+1)%len(texts)], "reversed": reversed(own),
+		} {
+			if err := w.check(context.Background(), text, wrong); err == nil {
+				t.Errorf("%q: %s was accepted", rttPrompts[i], what)
+			}
+		}
+	}
+}
+
+func reversed(list []int32) []int32 {
+	r := slices.Clone(list)
+	slices.Reverse(r)
+	return r
 }
