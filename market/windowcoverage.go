@@ -32,8 +32,9 @@ type WindowCoverage struct {
 const MaxChains = 64
 
 // WindowCoverage returns the coverage of a model by windows, false if nobody announces the model.
-func (t *Table) WindowCoverage(id gguf.ModelID, now time.Time) (WindowCoverage, bool) {
-	holders := t.Windows(id, now)
+// own are windows that are not in the table, since no author hears itself.
+func (t *Table) WindowCoverage(id gguf.ModelID, now time.Time, own ...WindowHolder) (WindowCoverage, bool) {
+	holders := append(t.Windows(id, now), own...)
 	t.mu.Lock()
 	shape, _, ok := t.shapeLocked(id)
 	t.mu.Unlock()

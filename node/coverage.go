@@ -3,6 +3,7 @@ package node
 import (
 	"cmp"
 	"slices"
+	"time"
 
 	"kvasird/ggml/gguf"
 	"kvasird/market"
@@ -11,6 +12,28 @@ import (
 
 // maxSegments bounds the scarcest ranges that are listed.
 const maxSegments = 64
+
+// coverage shows what the table knows of every model, and the windows of this node.
+func (s *exchange) coverage(now time.Time) []api.CoverageMap {
+	maps := []api.CoverageMap{}
+	for _, id := range s.table.Models(now) {
+		c, ok := s.table.Coverage(id, now)
+		if !ok {
+			continue
+		}
+		m := coverageMap(c, s.table.Holders(id, now))
+		if w, ok := s.table.WindowCoverage(id, now, s.stager.windows(id)...); ok {
+			m.Ring = ringMap(w, s.windows(id, now))
+		}
+		maps = append(maps, m)
+	}
+	return maps
+}
+
+// windows lists the windows of a model, this node's too.
+func (s *exchange) windows(id gguf.ModelID, now time.Time) []market.WindowHolder {
+	return append(s.table.Windows(id, now), s.stager.windows(id)...)
+}
 
 // coverageMap shows people what a table knows of a model.
 func coverageMap(c market.Coverage, holders []market.Holder) api.CoverageMap {

@@ -15,7 +15,6 @@ import (
 
 	"kvasird/ggml/gguf"
 	"kvasird/market"
-	"kvasird/node/api"
 	"kvasird/p2p"
 )
 
@@ -479,35 +478,4 @@ func (s *exchange) know(id gguf.ModelID, g *gguf.Model) error {
 		}
 	}
 	return s.table.SetShape(id, shape)
-}
-
-// ringMap shows who runs windows of a model, this node among them.
-func (s *exchange) ringMap(id gguf.ModelID, now time.Time) *api.RingMap {
-	c, ok := s.table.WindowCoverage(id, now)
-	if !ok {
-		return nil
-	}
-	holders := append(s.table.Windows(id, now), s.stager.windows(id)...)
-	var serving []gguf.Range
-	for _, h := range holders {
-		if h.State == market.Serving {
-			serving = append(serving, h.Layers)
-		}
-	}
-	_, c.Missing = market.Tiled(serving, c.Layers)
-	c.Chains = market.Chains(serving, c.Layers, market.MaxChains)
-	return ringMap(c, holders)
-}
-
-// coverage shows what the table knows of every model.
-func (s *exchange) coverage(now time.Time) []api.CoverageMap {
-	maps := []api.CoverageMap{}
-	for _, id := range s.table.Models(now) {
-		if c, ok := s.table.Coverage(id, now); ok {
-			m := coverageMap(c, s.table.Holders(id, now))
-			m.Ring = s.ringMap(id, now)
-			maps = append(maps, m)
-		}
-	}
-	return maps
 }

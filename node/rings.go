@@ -90,8 +90,7 @@ func (r *rings) look(ctx context.Context, now time.Time) {
 // serving lists the windows of a model that can be used, this node's too.
 func (r *rings) serving(id gguf.ModelID, now time.Time) []plan.Window {
 	var out []plan.Window
-	x := r.node.exchange
-	for _, w := range append(x.table.Windows(id, now), x.stager.windows(id)...) {
+	for _, w := range r.node.exchange.windows(id, now) {
 		if w.State == market.Serving {
 			out = append(out, plan.Window{
 				Peer: w.Peer, Layers: w.Layers, Slots: w.Slots, Free: w.Free, Token: w.Token, Batched: w.Batched,
