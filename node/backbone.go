@@ -119,37 +119,51 @@ func (n *Node) runBackbone(ctx context.Context) error {
 // all but the experts, or all of a model that has none.
 func (n *Node) fetchBackbone(ctx context.Context) (*modelFile, error) {
 	id := *n.cfg.Model.ID
+	m, g, err := n.learnModel(ctx, id, n.setWaiting)
+	if err != nil {
+		return nil, err
+	}
+	what := "what the backbone needs of " + m.Name()
+	n.setWaiting(errors.New(what + " is being fetched"))
+	err = n.weights.fetchPatiently(ctx, m, store.DenseSpans(g), what, func(err error) {
+		if err != nil {
+			n.setWaiting(err)
+		}
+	})
+	return &modelFile{path: m.Path(0), name: m.Name(), Model: g, id: id}, err
+}
+
+// learnModel learns the header of a model, from whoever comes to have it, until ctx
+// ends. why is told what is in the way.
+func (n *Node) learnModel(ctx context.Context, id gguf.ModelID, why func(error)) (*store.Model, *gguf.Model, error) {
 	for {
 		m, g, err := n.weights.learn(ctx, id)
 		if err == nil {
 			err = n.exchange.know(id, g)
 		}
 		if err == nil {
-			what := "what the backbone needs of " + m.Name()
-			n.setWaiting(errors.New(what + " is being fetched"))
-			err = n.weights.fetchPatiently(ctx, m, store.DenseSpans(g), what, func(err error) {
-				if err != nil {
-					n.setWaiting(err)
-				}
-			})
-			return &modelFile{path: m.Path(0), name: m.Name(), Model: g, id: id}, err
+			return m, g, nil
 		}
-		n.setWaiting(err)
+		why(err)
 		if err := n.awaitSource(ctx, id); err != nil {
-			return nil, err
+			return nil, nil, err
 		}
 	}
 }
 
 // awaitSource waits a while, or less when somebody who has something of a model is
-// connected by then. It asks the network who that is.
+// connected by then, and was not before. It asks the network who that is.
 func (n *Node) awaitSource(ctx context.Context, id gguf.ModelID) error {
 	limit, cancel := context.WithTimeout(ctx, seekEvery)
 	var seek sync.WaitGroup
 	defer seek.Wait()
 	defer cancel()
 	seek.Go(func() { n.exchange.seek(limit, id) })
-	for pause := sourcePause; ; pause = min(2*pause, fetchPause) {
+	pause := sourcePause
+	if len(n.weights.sources(id)) > 0 { // which was of no use just now
+		pause = fetchPause
+	}
+	for ; ; pause = min(2*pause, fetchPause) {
 		select {
 		case <-time.After(pause):
 		case <-limit.Done():

@@ -154,11 +154,8 @@ func (m *ringModel) open(ctx context.Context) (err error) {
 		}
 	}()
 	n := m.rings.node
-	stored, g, err := n.weights.learn(ctx, m.id)
+	stored, g, err := n.learnModel(ctx, m.id, m.set)
 	if err != nil {
-		return err
-	}
-	if err := n.exchange.know(m.id, g); err != nil {
 		return err
 	}
 	if m.vocab, err = n.rt.LoadModel(ggml.ModelConfig{Path: stored.Path(0), VocabOnly: true}); err != nil {

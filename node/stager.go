@@ -57,30 +57,24 @@ type stager struct {
 // begin learns the model's header, and what its windows take.
 func (s *stager) begin(ctx context.Context) {
 	s.loops.Go(func() {
-		for ctx.Err() == nil {
-			err := s.learn(ctx)
-			if err == nil {
-				return
-			}
+		m, g, err := s.node.learnModel(ctx, s.model, s.note)
+		if err == nil {
+			err = s.open(ctx, m, g)
+		}
+		if err != nil && ctx.Err() == nil {
 			s.note(err)
-			if s.node.awaitSource(ctx, s.model) != nil {
-				return
-			}
 		}
 	})
 }
 
-func (s *stager) learn(ctx context.Context) error {
-	m, g, err := s.node.weights.learn(ctx, s.model)
-	if err != nil {
-		return err
-	}
+// open gets ready to decide for a model whose header is known.
+func (s *stager) open(ctx context.Context, m *store.Model, g *gguf.Model) error {
 	remote := s.node.cfg.Model.Experts == ExpertsRemote && len(g.ExpertLayers()) > 0
 	shape, rows, err := stageModel(s.model, g, s.node.cfg, !remote)
 	if err != nil {
 		return err
 	}
-	if remote && s.dispatch.Load() == nil {
+	if remote {
 		d, err := openDispatch(s.node.rt, s.node.cfg, &modelFile{name: m.Name(), Model: g, id: s.model}, s.node.host, false, s.log)
 		if err != nil {
 			return err
@@ -89,9 +83,6 @@ func (s *stager) learn(ctx context.Context) error {
 	}
 	decides, err := market.NewStager(s.node.host.ID().String(), s.node.exchange.policy, shape)
 	if err != nil {
-		return err
-	}
-	if err := s.node.exchange.know(s.model, g); err != nil {
 		return err
 	}
 	s.mu.Lock()
