@@ -2,7 +2,10 @@ package node
 
 import (
 	"context"
+	"encoding/json"
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"time"
@@ -222,6 +225,27 @@ func (n *Node) Pause(ctx context.Context, paused bool) (api.PauseResult, error) 
 		result.Note = "Some peers still need what is served here: nobody else has it. It is computed for them until the node stops."
 	}
 	return result, nil
+}
+
+// readJSON reads what writeJSON wrote; no file is nothing read.
+func readJSON(path string, v any) error {
+	text, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	return json.Unmarshal(text, v)
+}
+
+// writeJSON replaces a file.
+func writeJSON(path string, v any) error {
+	text, err := json.Marshal(v)
+	if err != nil {
+		return err
+	}
+	return replaceFile(path, append(text, '\n'))
 }
 
 // replaceFile writes a file, mode 0600, so that it is never half there.

@@ -2,12 +2,9 @@ package node
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io/fs"
 	"log/slog"
-	"os"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -41,8 +38,8 @@ type stager struct {
 	cancel context.CancelFunc       // of the job that loads
 	loads  bool                     // it runs
 	drops  bool                     // likewise, for the job that deletes
-	part   *stagePart               // what is loaded
 
+	part     atomic.Pointer[stagePart]    // what is loaded and serves, or nil
 	dispatch atomic.Pointer[dispatchPart] // has the experts computed by workers; nil: they are here
 	loops    sync.WaitGroup
 
@@ -51,7 +48,6 @@ type stager struct {
 	shape   market.StageModel // what its windows take
 	trouble string
 	shown   []market.WindowHolding // what was told last
-	serving *stagePart             // part, for those who ask how it goes
 }
 
 // begin learns the model's header, and what its windows take.
@@ -88,11 +84,11 @@ func (s *stager) open(ctx context.Context, m *store.Model, g *gguf.Model) error 
 	s.mu.Lock()
 	s.name, s.shape = m.Name(), shape
 	s.mu.Unlock()
-	s.post(ctx, func(now time.Time) {
+	s.post(ctx, func(time.Time) {
 		s.market, s.stored, s.gguf = decides, m, g
 		s.budget.Memory = max(0, s.budget.Memory-rows)
 		s.note(nil)
-		s.restore(ctx, now)
+		s.restore()
 	})
 	return nil
 }
@@ -184,13 +180,10 @@ func (s *stager) load(ctx context.Context, w gguf.Range) {
 
 // serve takes up a window that is loaded.
 func (s *stager) serve(p *stagePart) {
-	s.part = p
+	s.part.Store(p)
 	s.node.stages.add(p)
 	s.note(nil)
 	s.log.Info("stage serves", "model", s.stored.Name(), "layers", p.Layers().String())
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.serving = p
 }
 
 func (s *stager) bring(ctx context.Context, w gguf.Range) (*stagePart, error) {
@@ -244,11 +237,7 @@ func (s *stager) drop(ctx context.Context, w gguf.Range) {
 		return // it is asked again when that has ended
 	}
 	s.drops = true
-	part := s.part
-	s.part = nil
-	s.mu.Lock()
-	s.serving = nil
-	s.mu.Unlock()
+	part := s.part.Swap(nil)
 	s.loops.Go(func() {
 		var err error
 		if part != nil {
@@ -309,12 +298,13 @@ func (s *stager) note(err error) {
 // news adds what to announce to n.
 func (s *stager) news(n *market.ModelNews) {
 	n.Windows, n.Room = s.market.Windows(), s.market.Room()
+	part := s.part.Load()
 	for i := range n.Windows {
 		w := &n.Windows[i]
-		if s.part == nil || s.part.Layers() != w.Layers || w.State != market.Serving && w.State != market.Leaving {
+		if part == nil || part.Layers() != w.Layers || w.State != market.Serving && w.State != market.Leaving {
 			continue
 		}
-		st := s.part.Stats()
+		st := part.Stats()
 		w.Slots, w.Free, w.Token, w.Batched = st.Sequences, st.Free, st.Token, st.Batched
 		if st.Batched > st.Token {
 			w.Batched = st.Token
@@ -330,9 +320,10 @@ func (s *stager) status(out *api.Volunteer) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	out.Paused = s.paused.Load()
+	part := s.part.Load()
 	for _, w := range s.shown {
-		if s.serving != nil && s.serving.Layers() == w.Layers {
-			st := s.serving.Stats()
+		if part != nil && part.Layers() == w.Layers {
+			st := part.Stats()
 			w.Free, w.Token = st.Free, st.Token
 			out.Memory.Used = s.takesLocked(w.Layers)
 		}
@@ -371,24 +362,14 @@ func (s *stager) windows(id gguf.ModelID) (list []market.WindowHolder) {
 
 // save writes which window is here, or on its way; restore takes it up again.
 func (s *stager) save(w gguf.Range) {
-	text, err := json.Marshal(map[gguf.ModelID]gguf.Range{s.model: w})
-	if err == nil {
-		err = replaceFile(s.file, append(text, '\n'))
-	}
-	if err != nil {
+	if err := writeJSON(s.file, map[gguf.ModelID]gguf.Range{s.model: w}); err != nil {
 		s.log.Warn("window not noted: after a restart it is chosen anew", "error", err)
 	}
 }
 
-func (s *stager) restore(ctx context.Context, now time.Time) {
-	text, err := os.ReadFile(s.file)
-	if errors.Is(err, fs.ErrNotExist) {
-		return
-	}
+func (s *stager) restore() {
 	before := map[gguf.ModelID]gguf.Range{}
-	if err == nil {
-		err = json.Unmarshal(text, &before)
-	}
+	err := readJSON(s.file, &before)
 	w := before[s.model]
 	if err == nil && w.Len() > 0 {
 		err = s.market.Restore(w, false)
@@ -420,19 +401,7 @@ func (s *stager) finish() {
 	if s == nil {
 		return
 	}
-	ended := make(chan struct{})
-	go func() {
-		defer close(ended)
-		s.loops.Wait()
-	}()
-	for {
-		select {
-		case do := <-s.events:
-			do(time.Now())
-		case <-ended:
-			return
-		}
-	}
+	finishJobs(&s.loops, s.events, func(do func(time.Time)) { do(time.Now()) })
 }
 
 // results is where jobs end; nil, which never does, for a node that is no stage.

@@ -2,13 +2,10 @@ package node
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io/fs"
 	"log/slog"
 	"maps"
-	"os"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -281,15 +278,20 @@ func (v *volunteer) finish() {
 	if v == nil {
 		return
 	}
+	finishJobs(&v.loops, v.done, func(r jobResult) { v.take(r, time.Now()) })
+}
+
+// finishJobs waits for jobs, whose context has ended, and takes in what they came to.
+func finishJobs[T any](jobs *sync.WaitGroup, done <-chan T, take func(T)) {
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		v.loops.Wait()
+		jobs.Wait()
 	}()
 	for {
 		select {
-		case r := <-v.done:
-			v.take(r, time.Now())
+		case r := <-done:
+			take(r)
 		case <-ended:
 			return
 		}
@@ -380,12 +382,9 @@ func (v *volunteer) beside(p market.Part) []gguf.Slice {
 // save writes what is here, so that it is found after a restart.
 func (v *volunteer) save() {
 	v.mu.Lock()
-	text, err := json.Marshal(v.here)
+	here := maps.Clone(v.here) // whose lists are replaced or grow, and are never changed
 	v.mu.Unlock()
-	if err == nil {
-		err = replaceFile(v.file, append(text, '\n'))
-	}
-	if err != nil {
+	if err := writeJSON(v.file, here); err != nil {
 		v.log.Warn("parts not noted: after a restart they are chosen anew", "error", err)
 	}
 }
@@ -393,15 +392,8 @@ func (v *volunteer) save() {
 // restore takes up what was here before a restart, half of a download included,
 // and deletes what nobody knows of.
 func (v *volunteer) restore(ctx context.Context, know func(gguf.ModelID, *gguf.Model) error) error {
-	text, err := os.ReadFile(v.file)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
 	before := map[gguf.ModelID][]gguf.Slice{}
-	if err == nil {
-		err = json.Unmarshal(text, &before)
-	}
-	if err != nil {
+	if err := readJSON(v.file, &before); err != nil {
 		v.log.Warn("what was served before is not known: it is chosen anew", "file", v.file, "error", err)
 	}
 	for id, list := range before {
