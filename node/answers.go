@@ -35,14 +35,12 @@ type answers struct {
 	list []gateway.Model
 }
 
-// set replaces the model of a name; a nil engine takes it away.
+// set adds a model, or replaces the one of its name.
 func (a *answers) set(m gateway.Model) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	list := slices.DeleteFunc(slices.Clone(a.list), func(o gateway.Model) bool { return o.ID == m.ID })
-	if m.Engine != nil {
-		list = append(list, m)
-	}
+	list = append(list, m)
 	slices.SortFunc(list, func(x, y gateway.Model) int { return cmp.Compare(x.ID, y.ID) })
 	if err := a.gateway.SetModels(list); err != nil {
 		return err

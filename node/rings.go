@@ -31,15 +31,13 @@ const (
 )
 
 // rings are the models that this node answers for by having others, or its own
-// stages, run their windows. The exchange's goroutine tells it when what is
-// announced has changed; each model then looks for itself.
+// stages, run their windows. It belongs to the exchange's goroutine, which tells it
+// when what is announced has changed; each model then looks for itself.
 type rings struct {
-	node *Node
-	log  *slog.Logger
-
-	loops sync.WaitGroup
-	mu    sync.Mutex // guards models
+	node  *Node
+	log   *slog.Logger
 	list  map[gguf.ModelID]*ringModel
+	loops sync.WaitGroup
 }
 
 // ringModel is one of them.
@@ -69,8 +67,6 @@ func (r *rings) look(ctx context.Context, now time.Time) {
 	if r == nil {
 		return
 	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
 	for _, id := range r.node.exchange.table.Models(now) {
 		if r.list[id] != nil || len(r.list) >= ringModels || r.node.backboneOf(id) || len(r.serving(id, now)) == 0 {
 			continue

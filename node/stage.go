@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"slices"
 	"sync"
 	"time"
 
@@ -62,12 +63,7 @@ func (s *stages) add(p *stagePart) {
 func (s *stages) remove(ctx context.Context, p *stagePart) error {
 	drained := p.Drain(ctx)
 	s.mu.Lock()
-	for i, o := range s.list {
-		if o == p {
-			s.list = append(s.list[:i], s.list[i+1:]...)
-			break
-		}
-	}
+	s.list = slices.DeleteFunc(s.list, func(o *stagePart) bool { return o == p })
 	s.mu.Unlock()
 	if drained != nil {
 		s.log.Info("a stage ends while sessions run on it", "layers", p.Layers().String(), "reason", drained)

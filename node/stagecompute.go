@@ -25,8 +25,7 @@ type stageCompute struct {
 	width int
 }
 
-// openStage loads a window, after a child process tried it, and has it compute a
-// token.
+// openStage loads a window, with its experts unless dispatch has them computed.
 func (n *Node) openStage(ctx context.Context, m *store.Model, g *gguf.Model, w gguf.Range, dispatch *dispatchPart) (*stagePart, error) {
 	sequences := n.cfg.Model.Sequences
 	size := stageSize{Tokens: n.cfg.Model.Context, Sequences: sequences, Batch: stageBatch(n.cfg), Threads: n.cfg.Threads}
