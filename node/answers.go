@@ -8,6 +8,7 @@ import (
 	"sync"
 
 	"kvasird/ggml"
+	"kvasird/ggml/gguf"
 	"kvasird/node/api"
 	"kvasird/node/engine"
 	"kvasird/node/gateway"
@@ -26,23 +27,40 @@ type generation interface {
 	NextToken(ctx context.Context) (ggml.Token, []byte, error)
 }
 
+// nameDigits are the digits of its id by which a model is told from one of the same name.
+const nameDigits = 12
+
 // answers are the models that this node answers for: the one that it runs, and
 // those of rings. The gateway is told what they are.
 type answers struct {
 	gateway *gateway.Gateway
 
-	mu   sync.Mutex // guards what follows
-	list []gateway.Model
+	mu   sync.Mutex // guards list
+	list []namedModel
 }
 
-// set adds a model, or replaces the one of its name.
-func (a *answers) set(m gateway.Model) error {
+// namedModel is a model by the name that clients give it.
+type namedModel struct {
+	gateway.Model
+	id gguf.ModelID
+}
+
+// set adds a model. Names come from peers: one that another model has here already is
+// told apart by the id, so that nobody takes the place of a model by its name.
+func (a *answers) set(id gguf.ModelID, m gateway.Model) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	list := slices.DeleteFunc(slices.Clone(a.list), func(o gateway.Model) bool { return o.ID == m.ID })
-	list = append(list, m)
-	slices.SortFunc(list, func(x, y gateway.Model) int { return cmp.Compare(x.ID, y.ID) })
-	if err := a.gateway.SetModels(list); err != nil {
+	list := slices.DeleteFunc(slices.Clone(a.list), func(o namedModel) bool { return o.id == id })
+	if slices.ContainsFunc(list, func(o namedModel) bool { return o.ID == m.ID }) {
+		m.ID += "-" + id.String()[:nameDigits]
+	}
+	list = append(list, namedModel{m, id})
+	slices.SortFunc(list, func(x, y namedModel) int { return cmp.Compare(x.ID, y.ID) })
+	models := make([]gateway.Model, len(list))
+	for i, o := range list {
+		models[i] = o.Model
+	}
+	if err := a.gateway.SetModels(models); err != nil {
 		return err
 	}
 	a.list = list
@@ -64,11 +82,11 @@ func (a *answers) find(name string) (string, answerer, error) {
 	}
 	switch {
 	case len(names) == 0:
-		return "", nil, &api.Error{Code: api.CodeNotReady, Message: "no model is answered for here: this node runs none, and it knows no complete ring of one"}
+		return "", nil, &api.Error{Code: api.CodeNotReady, Message: "no model is namedModel for here: this node runs none, and it knows no complete ring of one"}
 	case name == "":
-		return "", nil, &api.Error{Code: api.CodeBadRequest, Message: fmt.Sprintf("several models are answered for here: name one of %q", names)}
+		return "", nil, &api.Error{Code: api.CodeBadRequest, Message: fmt.Sprintf("several models are namedModel for here: name one of %q", names)}
 	}
-	return "", nil, &api.Error{Code: api.CodeNotFound, Message: fmt.Sprintf("no model %q is answered for here%s", name, Suggest(name, names))}
+	return "", nil, &api.Error{Code: api.CodeNotFound, Message: fmt.Sprintf("no model %q is namedModel for here%s", name, Suggest(name, names))}
 }
 
 // startStream is Start of every answerer.

@@ -78,7 +78,7 @@ func (n *Node) openBackbone(ctx context.Context, file *modelFile) error {
 	if n.exchange != nil {
 		n.exchange.changed() // which tells it who has the experts
 	}
-	return n.answers.set(n.served(b))
+	return n.answers.set(file.id, n.served(b))
 }
 
 // served is the node's own model as the gateway sees it.

@@ -165,7 +165,7 @@ func (m *ringModel) open(ctx context.Context) (err error) {
 		m.vocab.Close()
 		return err
 	}
-	return n.answers.set(gateway.Model{
+	return n.answers.set(m.id, gateway.Model{
 		ID: m.name, Created: n.started, ChatTemplate: m.vocab.ChatTemplate(),
 		BOS: string(m.vocab.Piece(m.vocab.BOS(), true)), EOS: string(m.vocab.Piece(m.vocab.EOS(), true)),
 		VocabSize: m.vocab.VocabSize(), Engine: m,
