@@ -156,6 +156,16 @@ func (s *Stager) Windows() (list []WindowHolding) {
 	return list
 }
 
+// Takes is what a window takes, nothing where the model may not be cut so. Unlike the other methods
+// it may be called at any time.
+func (s *Stager) Takes(w gguf.Range) Footprint {
+	i, j, ok := s.fit.legal(w)
+	if !ok {
+		return Footprint{}
+	}
+	return s.fit.takes(i, j)
+}
+
 // Room returns what to announce beside Windows: nothing while the node drains or pauses.
 func (s *Stager) Room() Footprint { return s.room }
 

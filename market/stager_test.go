@@ -113,6 +113,9 @@ func TestStageClaimLoadServe(t *testing.T) {
 	h.want("is not done", "loading 4:8", h.decide(time.Second), none, none)
 	h.s.Done(d.Load)
 	h.want("serves", "serving 4:8", h.decide(time.Second), none, none)
+	if got, odd := h.s.Takes(layerRange(4, 8)), h.s.Takes(layerRange(5, 99)); got.beyond(Footprint{400, 400}) || got.Memory == 0 || odd != (Footprint{}) {
+		t.Errorf("it takes %v, and a window that is none %v", got, odd)
+	}
 	h.want("stays", "serving 4:8", h.decide(time.Hour), none, none)
 }
 

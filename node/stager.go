@@ -43,9 +43,9 @@ type stager struct {
 	dispatch atomic.Pointer[dispatchPart] // has the experts computed by workers; nil: they are here
 	loops    sync.WaitGroup
 
-	mu      sync.Mutex        // guards what follows
-	name    string            // of the model
-	shape   market.StageModel // what its windows take
+	mu      sync.Mutex                        // guards what follows
+	name    string                            // of the model
+	takes   func(gguf.Range) market.Footprint // what its windows take
 	trouble string
 	shown   []market.WindowHolding // what was told last
 }
@@ -82,7 +82,7 @@ func (s *stager) open(ctx context.Context, m *store.Model, g *gguf.Model) error 
 		return err
 	}
 	s.mu.Lock()
-	s.name, s.shape = m.Name(), shape
+	s.name, s.takes = m.Name(), decides.Takes
 	s.mu.Unlock()
 	s.post(ctx, func(time.Time) {
 		s.market, s.stored, s.gguf = decides, m, g
@@ -325,7 +325,7 @@ func (s *stager) status(out *api.Volunteer) {
 		if part != nil && part.Layers() == w.Layers {
 			st := part.Stats()
 			w.Free, w.Token = st.Free, st.Token
-			out.Memory.Used = s.takesLocked(w.Layers)
+			out.Memory.Used = s.takes(w.Layers).Memory
 		}
 		text := apiWindow(w)
 		text.Model = s.name
@@ -334,17 +334,6 @@ func (s *stager) status(out *api.Volunteer) {
 	if s.trouble != "" {
 		out.Troubles = []string{s.trouble}
 	}
-}
-
-// takesLocked is the memory of a window.
-func (s *stager) takesLocked(w gguf.Range) (bytes int64) {
-	for _, l := range s.shape.Layers[w.Begin:w.End] {
-		bytes += l.Memory
-	}
-	if w.End == len(s.shape.Layers) {
-		bytes += s.shape.Last.Memory
-	}
-	return bytes
 }
 
 // windows lists this node's windows of a model.
