@@ -122,6 +122,7 @@ func TestServerEnds(t *testing.T) {
 				for _, f := range tt.frames {
 					v.send(f)
 				}
+				synctest.Wait() // the server looks at the last frame before an answer leaves
 				for {
 					f, err := v.r.Next()
 					if err != nil {
