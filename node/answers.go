@@ -82,11 +82,11 @@ func (a *answers) find(name string) (string, answerer, error) {
 	}
 	switch {
 	case len(names) == 0:
-		return "", nil, &api.Error{Code: api.CodeNotReady, Message: "no model is namedModel for here: this node runs none, and it knows no complete ring of one"}
+		return "", nil, &api.Error{Code: api.CodeNotReady, Message: "no model is answered for here: this node runs none, and it knows no complete ring of one"}
 	case name == "":
-		return "", nil, &api.Error{Code: api.CodeBadRequest, Message: fmt.Sprintf("several models are namedModel for here: name one of %q", names)}
+		return "", nil, &api.Error{Code: api.CodeBadRequest, Message: fmt.Sprintf("several models are answered for here: name one of %q", names)}
 	}
-	return "", nil, &api.Error{Code: api.CodeNotFound, Message: fmt.Sprintf("no model %q is namedModel for here%s", name, Suggest(name, names))}
+	return "", nil, &api.Error{Code: api.CodeNotFound, Message: fmt.Sprintf("no model %q is answered for here%s", name, Suggest(name, names))}
 }
 
 // startStream is Start of every answerer.

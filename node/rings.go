@@ -52,10 +52,14 @@ type ringModel struct {
 	vocab  *ggml.Model // its tokenizer
 	entry  *ring.Entry
 
-	mu    sync.Mutex // guards what follows
-	why   error      // why it is not ready
-	tried []ring.Hop // of chains that a canary went round
+	mu    sync.Mutex    // guards what follows
+	why   error         // why it is not ready
+	news  chan struct{} // closed when why is another
+	tried []ring.Hop    // of chains that a canary went round
 }
+
+// errRingChanged is why a ring that was ready is not at the moment.
+var errRingChanged = errors.New("the ring has changed, and a canary token is on its way round it")
 
 func newRings(n *Node) *rings {
 	return &rings{node: n, log: n.log, list: map[gguf.ModelID]*ringModel{}}
@@ -71,7 +75,7 @@ func (r *rings) look(ctx context.Context, now time.Time) {
 		if r.list[id] != nil || len(r.list) >= ringModels || r.node.backboneOf(id) || len(r.serving(id, now)) == 0 {
 			continue
 		}
-		m := &ringModel{rings: r, id: id, wake: make(chan struct{}, 1), why: errors.New("its tokenizer is being fetched")}
+		m := &ringModel{rings: r, id: id, wake: make(chan struct{}, 1), news: make(chan struct{}), why: errors.New("its tokenizer is being fetched")}
 		r.list[id] = m
 		r.loops.Go(func() { m.run(ctx) })
 	}
@@ -181,8 +185,27 @@ func (m *ringModel) set(err error) {
 		} else {
 			m.rings.log.Info("ring is not ready", "model", m.id.String(), "reason", err)
 		}
+		close(m.news)
+		m.news = make(chan struct{})
 	}
 	m.why = err
+}
+
+// settled is Ready, once the canary of a ring that has changed is back or lost.
+func (m *ringModel) settled(ctx context.Context) error {
+	for {
+		m.mu.Lock()
+		why, news := m.why, m.news
+		m.mu.Unlock()
+		if why != errRingChanged {
+			return why
+		}
+		select {
+		case <-news:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
 }
 
 // ready is nil while there is a chain of stages that a canary token went through. It
@@ -196,7 +219,7 @@ func (m *ringModel) ready(ctx context.Context) error {
 	before := m.Ready()
 	if err == nil {
 		if unproven != nil && before == nil {
-			m.set(errors.New("the ring has changed, and a canary token is on its way round it"))
+			m.set(errRingChanged)
 		}
 		err = m.canary(ctx, chain)
 	}
@@ -314,7 +337,7 @@ func (m *ringModel) Start(ctx context.Context, req gateway.Request) (gateway.Str
 }
 
 func (m *ringModel) generate(ctx context.Context, req engine.Request) (generation, error) {
-	if err := m.Ready(); err != nil {
+	if err := m.settled(ctx); err != nil {
 		return nil, err
 	}
 	limit := m.rings.node.cfg.Model.Context / m.rings.node.cfg.Model.Sequences
