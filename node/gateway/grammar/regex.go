@@ -35,16 +35,9 @@ func (c *compiler) regex(pattern string) (*piece, error) {
 		return nil, fmt.Errorf("longer than %d bytes", maxPattern)
 	}
 	r := &regex{c: c, s: pattern}
-	var all *piece
-	for {
-		p, err := r.anchored()
-		if err != nil {
-			return nil, err
-		}
-		all = or(all, p)
-		if !r.eat("|") {
-			break
-		}
+	all, err := r.alternatives(r.anchored)
+	if err != nil {
+		return nil, err
 	}
 	if r.s != "" {
 		return nil, fmt.Errorf("it cannot be read at %q", clip(r.s))
@@ -58,6 +51,21 @@ func (r *regex) eat(s string) bool {
 	rest, ok := strings.CutPrefix(r.s, s)
 	r.s = rest
 	return ok
+}
+
+// alternatives reads one or more, each by one.
+func (r *regex) alternatives(one func() (*piece, error)) (*piece, error) {
+	var all *piece
+	for {
+		p, err := one()
+		if err != nil {
+			return nil, err
+		}
+		all = or(all, p)
+		if !r.eat("|") {
+			return all, nil
+		}
+	}
 }
 
 // anchored is one alternative of the whole pattern.
@@ -159,16 +167,9 @@ func (r *regex) group() (*piece, error) {
 	if r.depth++; r.depth > maxPatternDepth {
 		return nil, fmt.Errorf("more than %d groups in groups", maxPatternDepth)
 	}
-	var all *piece
-	for {
-		p, err := r.sequence()
-		if err != nil {
-			return nil, err
-		}
-		all = or(all, p)
-		if !r.eat("|") {
-			break
-		}
+	all, err := r.alternatives(r.sequence)
+	if err != nil {
+		return nil, err
 	}
 	r.depth--
 	if !r.eat(")") {
