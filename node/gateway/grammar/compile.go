@@ -17,6 +17,7 @@ type compiler struct {
 	top     *node
 	opt     Options
 	err     error
+	steps   int              // of work, beyond what rules and elements count
 	rules   map[string]*rule // by the ids of a conjunction
 	shared  sharedRules
 	dropped map[string]bool
@@ -75,7 +76,7 @@ func compile(top *node, t *tree, opt Options) (string, error) {
 		return "", c.err
 	}
 	if c.over() {
-		return "", &UnsupportedError{Reason: fmt.Sprintf("it needs more than %d rules or %d elements", maxRules, maxElements)}
+		return "", &UnsupportedError{Reason: fmt.Sprintf("it needs more than %d rules, %d elements or %d steps", maxRules, maxElements, maxSteps)}
 	}
 	if reason := c.g.check(); reason != "" {
 		return "", &UnsupportedError{Reason: reason}
@@ -83,7 +84,7 @@ func compile(top *node, t *tree, opt Options) (string, error) {
 	return c.g.text(), nil
 }
 
-func (c *compiler) over() bool { return c.g.full || c.g.elements > maxElements }
+func (c *compiler) over() bool { return c.g.full || c.g.elements > maxElements || c.steps > maxSteps }
 
 // refuse reports what cannot be enforced; the caller goes on as if it were not
 // there, which only Lenient lets reach the end.
@@ -129,6 +130,7 @@ func (c *compiler) expand(all []*node) (plain []*node, ok bool) {
 	seen := map[*node]bool{}
 	todo := slices.Clone(all)
 	for len(todo) > 0 {
+		c.steps++
 		n := todo[len(todo)-1]
 		todo = todo[:len(todo)-1]
 		if seen[n] || n.kind == 't' {
@@ -229,7 +231,11 @@ func (c *compiler) build(plain []*node) *expr {
 				continue
 			}
 			rest := slices.Delete(slices.Clone(plain), i, i+1)
-			if key == "oneOf" && !c.disjoint(list.items, rest) {
+			apart := key == "anyOf" || c.disjoint(list.items, rest)
+			if c.over() {
+				return never
+			}
+			if !apart {
 				c.refuse(n, key, "more than one of it can match; use anyOf")
 			}
 			choice := alt()

@@ -38,6 +38,10 @@ func (c *compiler) object(plain []*node) *expr {
 	members := make([]member, 0, len(names))
 	for _, name := range names {
 		c.g.elements += len(name)
+		c.steps += len(plain)
+		if c.over() {
+			return never
+		}
 		members = append(members, member{name, required[name], c.value(propertySchemas(plain, name))})
 	}
 	var extra *expr
@@ -251,6 +255,10 @@ func (c *compiler) array(plain []*node) *expr {
 		}
 	}
 	for i := places - 1; i >= 0; i-- {
+		c.steps += len(plain)
+		if c.over() {
+			return never
+		}
 		one := seq(c.value(placeSchemas(plain, i)), c.ws(), rest)
 		if i > 0 {
 			one = seq(comma, one)

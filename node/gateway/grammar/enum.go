@@ -21,10 +21,10 @@ func (c *compiler) enum(plain []*node) (values []*node, ok bool) {
 					continue
 				}
 			}
+			c.steps += len(list)
 			if ok {
-				list = slices.DeleteFunc(slices.Clone(list), func(v *node) bool {
-					return !slices.ContainsFunc(values, func(w *node) bool { return text(v) == text(w) })
-				})
+				both := textsOf(values)
+				list = slices.DeleteFunc(slices.Clone(list), func(v *node) bool { return !both[text(v)] })
 			}
 			values, ok = list, true
 		}
@@ -38,19 +38,26 @@ func text(n *node) string {
 	return b.String()
 }
 
-// besideEnum are keywords that a listed value would have to be checked against.
-var besideEnum = []string{"properties", "required", "additionalProperties", "minProperties", "maxProperties", "propertyNames",
-	"items", "prefixItems", "minItems", "maxItems", "uniqueItems", "minLength", "maxLength", "pattern", "format",
-	"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"}
+func textsOf(values []*node) map[string]bool {
+	texts := make(map[string]bool, len(values))
+	for _, v := range values {
+		texts[text(v)] = true
+	}
+	return texts
+}
 
-// literals writes the listed values that have an allowed type.
+// literals writes the listed values that have an allowed type. Keywords that a
+// value of its type would have to be checked against are refused.
 func (c *compiler) literals(plain, values []*node, types typeSet) *expr {
+	var listed typeSet
+	for _, v := range values {
+		listed |= v.typeOf()
+	}
 	for _, n := range plain {
-		for _, k := range besideEnum {
-			if n.get(k) == nil || !slices.ContainsFunc(values, func(v *node) bool { return v.typeOf()&hints[k] != 0 }) {
-				continue
+		for _, k := range n.keys {
+			if listed&hints[k] != 0 {
+				c.refuse(n, k, "beside enum or const")
 			}
-			c.refuse(n, k, "beside enum or const")
 		}
 	}
 	// Without "type", keywords for other types say nothing about the values.
@@ -119,9 +126,15 @@ func commonPrefix(words []string) string {
 func (c *compiler) disjoint(items, rest []*node) bool {
 	shapes := make([]*shape, len(items))
 	for i, item := range items {
+		if c.over() {
+			return false
+		}
 		shapes[i] = c.shapeOf(append(slices.Clone(rest), item))
 	}
 	for i, a := range shapes {
+		if c.steps += 1 + i/8; c.over() { // a pair is little work
+			return false
+		}
 		for _, b := range shapes[:i] {
 			if a != nil && b != nil && !a.apart(b) {
 				return false
@@ -134,9 +147,9 @@ func (c *compiler) disjoint(items, rest []*node) bool {
 // shape is what tells alternatives apart.
 type shape struct {
 	types    typeSet
-	values   []string            // of enum; nil: any
-	required map[string][]string // by name of a property that must be there, its values; nil: any
-	names    map[string]bool     // the only properties; nil: others too
+	values   map[string]bool            // of enum; nil: any
+	required map[string]map[string]bool // by name of a property that must be there, its values; nil: any
+	names    map[string]bool            // the only properties; nil: others too
 }
 
 // shapeOf is nil for what matches nothing.
@@ -145,13 +158,9 @@ func (c *compiler) shapeOf(all []*node) *shape {
 	if !ok {
 		return nil
 	}
-	s := &shape{types: anyType, required: map[string][]string{}}
-	s.types = c.types(plain)
+	s := &shape{types: c.types(plain), required: map[string]map[string]bool{}}
 	if list, ok := c.enum(plain); ok {
-		s.values = []string{}
-		for _, v := range list {
-			s.values = append(s.values, text(v))
-		}
+		s.values = textsOf(list)
 	}
 	for _, n := range plain {
 		for _, r := range listOf(n.get("required")) {
@@ -168,7 +177,8 @@ func (c *compiler) shapeOf(all []*node) *shape {
 }
 
 // valuesOf lists the constants of a property, nil when it is free.
-func (c *compiler) valuesOf(plain []*node, name string) []string {
+func (c *compiler) valuesOf(plain []*node, name string) map[string]bool {
+	c.steps += len(plain)
 	var schemas []*node
 	for _, n := range plain {
 		if p := n.get("properties").get(name); p != nil {
@@ -177,17 +187,13 @@ func (c *compiler) valuesOf(plain []*node, name string) []string {
 	}
 	expanded, ok := c.expand(schemas)
 	if !ok {
-		return []string{}
+		return map[string]bool{}
 	}
 	list, ok := c.enum(expanded)
 	if !ok {
 		return nil
 	}
-	values := []string{}
-	for _, v := range list {
-		values = append(values, text(v))
-	}
-	return values
+	return textsOf(list)
 }
 
 func (a *shape) apart(b *shape) bool {
@@ -215,8 +221,19 @@ func (a *shape) apart(b *shape) bool {
 }
 
 // separate says whether both are lists without a common value.
-func separate(a, b []string) bool {
-	return a != nil && b != nil && !slices.ContainsFunc(a, func(v string) bool { return slices.Contains(b, v) })
+func separate(a, b map[string]bool) bool {
+	if len(a) > len(b) {
+		a, b = b, a
+	}
+	if a == nil || b == nil {
+		return false
+	}
+	for v := range a {
+		if b[v] {
+			return false
+		}
+	}
+	return true
 }
 
 func listOf(n *node) []*node {

@@ -3,8 +3,10 @@ package grammar
 import (
 	"errors"
 	"math/rand/v2"
+	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/santhosh-tekuri/jsonschema/v6"
 )
@@ -349,6 +351,38 @@ func TestAnyJSON(t *testing.T) {
 	for text, want := range map[string]bool{`{}`: true, `{"a":{"b":[1,"x",null]}}`: true, `[]`: false, `1`: false, `{"a"}`: false} {
 		if g.accepts(text) != want {
 			t.Errorf("accepts(%s) = %v", text, !want)
+		}
+	}
+}
+
+// A schema that is wide and has many alternatives multiplies the work of both.
+func TestWorkIsBounded(t *testing.T) {
+	list := func(n int, item string) string {
+		var all []string
+		for i := range n {
+			all = append(all, strings.ReplaceAll(item, "N", strconv.Itoa(i)))
+		}
+		return "[" + strings.Join(all, ",") + "]"
+	}
+	wide := `"allOf":` + list(9_000, `{"minLength":1}`)
+	for name, schema := range map[string]string{
+		"lists met":         `{"allOf":[{"enum":` + list(20_000, "N") + `},{"enum":` + list(20_000, "N") + `}]}`,
+		"beside a list":     `{"enum":` + list(9_000, "N") + `,` + wide + `}`,
+		"alternatives":      `{"anyOf":` + list(3_900, `{"const":N}`) + `,` + wide + `}`,
+		"told apart":        `{"oneOf":` + list(12_000, `{"const":N}`) + `}`,
+		"many properties":   `{"properties":{` + strings.Trim(list(3_900, `"aN":{"type":"null"}`), "[]") + `},` + wide + `}`,
+		"required and wide": `{"oneOf":` + list(3_900, `{"type":"object","required":["aN"]}`) + `,` + wide + `}`,
+	} {
+		start := time.Now()
+		_, err := FromSchema([]byte(schema), Options{})
+		var whole *UnsupportedError
+		if err != nil && !errors.As(err, &whole) {
+			t.Errorf("%s: %v", name, err)
+		}
+		if took := time.Since(start); took > 30*time.Second {
+			t.Errorf("%s: took %v", name, took)
+		} else {
+			t.Logf("%s: %v, %.90v", name, took, err)
 		}
 	}
 }

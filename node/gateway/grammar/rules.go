@@ -9,9 +9,10 @@ import (
 // walks leftmost rules without remembering where it was.
 const (
 	maxRules    = 4_000
-	maxElements = 60_000 // after repetitions are expanded
-	maxRepeat   = 1_000  // of one repetition as written; llama.cpp drops a bound over 2,000
-	maxLeftmost = 2_000  // leftmost paths from one rule
+	maxElements = 60_000  // after repetitions are expanded
+	maxSteps    = 1 << 20 // of a compiler; a conjunction is as wide as its schema, and there are as many as rules
+	maxRepeat   = 1_000   // of one repetition as written; llama.cpp drops a bound over 2,000
+	maxLeftmost = 2_000   // leftmost paths from one rule
 )
 
 const noMax = -1
