@@ -36,14 +36,11 @@ func (m *Model) NewPositionSampler(cfg SamplerConfig) (*PositionSampler, error) 
 	if cfg.Grammar != "" {
 		return nil, errors.New("a grammar cannot be combined with draws by position")
 	}
-	s := &PositionSampler{vocab: m.VocabSize(), seed: uint64(cfg.Seed), greedy: cfg.Temperature <= 0}
-	s.chain = C.llama_sampler_chain_init(C.llama_sampler_chain_default_params())
-	add := func(link *C.struct_llama_sampler) { C.llama_sampler_chain_add(s.chain, link) }
-	if err := m.addConstraints(cfg, add); err != nil {
-		C.llama_sampler_free(s.chain)
+	chain, err := m.newChain(cfg)
+	if err != nil {
 		return nil, err
 	}
-	cfg.addChoice(add)
+	s := &PositionSampler{chain: chain, vocab: m.VocabSize(), seed: uint64(cfg.Seed), greedy: cfg.Temperature <= 0}
 	if cfg.penalises() {
 		s.last = cfg.penaltyLast()
 	}

@@ -24,6 +24,20 @@ type Sampler struct {
 // NewSampler builds the chain: bias, penalties, grammar, then top-k, top-p,
 // min-p, temperature and the draw, or the largest logit.
 func (m *Model) NewSampler(cfg SamplerConfig) (*Sampler, error) {
+	chain, err := m.newChain(cfg)
+	if err != nil {
+		return nil, err
+	}
+	if cfg.Temperature > 0 {
+		C.llama_sampler_chain_add(chain, C.llama_sampler_init_dist(C.uint32_t(cfg.Seed)))
+	}
+	s := &Sampler{c: chain}
+	s.release = track(s, "sampler", m.log)
+	return s, nil
+}
+
+// newChain builds the chain without the draw.
+func (m *Model) newChain(cfg SamplerConfig) (*C.struct_llama_sampler, error) {
 	chain := C.llama_sampler_chain_init(C.llama_sampler_chain_default_params())
 	add := func(s *C.struct_llama_sampler) { C.llama_sampler_chain_add(chain, s) }
 	if err := m.addConstraints(cfg, add); err != nil {
@@ -31,12 +45,7 @@ func (m *Model) NewSampler(cfg SamplerConfig) (*Sampler, error) {
 		return nil, err
 	}
 	cfg.addChoice(add)
-	if cfg.Temperature > 0 {
-		add(C.llama_sampler_init_dist(C.uint32_t(cfg.Seed)))
-	}
-	s := &Sampler{c: chain}
-	s.release = track(s, "sampler", m.log)
-	return s, nil
+	return chain, nil
 }
 
 // addChoice adds what chooses the candidates of a draw, or the largest logit.
