@@ -17,32 +17,24 @@ import (
 // GenerateArchitectures names every mixture-of-experts architecture that
 // GenerateModel knows.
 func GenerateArchitectures() []string {
-	var names []string
-	for _, a := range architectures {
-		if !a.dense {
-			names = append(names, a.name)
-		}
-	}
-	return names
+	return architecturesThat(func(a architecture) bool { return !a.dense })
 }
 
 // GenerateDense names the architectures without experts that GenerateModel knows.
 // Others take GenerateConfig.Dense.
 func GenerateDense() []string {
-	var names []string
-	for _, a := range architectures {
-		if a.dense {
-			names = append(names, a.name)
-		}
-	}
-	return names
+	return architecturesThat(func(a architecture) bool { return a.dense })
 }
 
 // GenerateFused names the architectures that take GenerateConfig.Fused.
 func GenerateFused() []string {
+	return architecturesThat(func(a architecture) bool { return a.fused })
+}
+
+func architecturesThat(match func(architecture) bool) []string {
 	var names []string
 	for _, a := range architectures {
-		if a.fused {
+		if match(a) {
 			names = append(names, a.name)
 		}
 	}
