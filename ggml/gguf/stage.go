@@ -58,7 +58,7 @@ func (m *Model) StageImage(ctx context.Context, window Range) (*Image, error) {
 }
 
 // RowStage is StageImage for a stage that runs here: the first stage is like a middle
-// one and takes rows too, those that Image.TokenRows reads. So it holds neither a
+// one and takes rows too, those that Image.TokenRow reads. So it holds neither a
 // vocabulary nor the logits of one, and its token embedding takes no memory.
 func (m *Model) RowStage(ctx context.Context, window Range) (*Image, error) {
 	return m.stageImage(ctx, window, cutOptions{rows: true})
