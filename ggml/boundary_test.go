@@ -6,18 +6,12 @@ import (
 	"context"
 	"slices"
 	"testing"
-
-	"kvasird/ggml/gguf"
 )
 
 // A stage reuses its memory: a decode in steady state allocates nothing.
 func TestStageDecodeAllocatesNothing(t *testing.T) {
 	rt := openRuntime(t)
-	file, err := gguf.OpenModel(tinyPath)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer file.Close()
+	file := openGGUF(t, tinyPath)
 	ch := newChain(t, rt, []int{0, 2, 4}, ContextConfig{Tokens: 256, Batch: 4}, file.RowStage)
 	defer ch.close(t)
 	b, pos := NewBatch(4), 0
@@ -68,11 +62,7 @@ func TestSplitOrder(t *testing.T) {
 // process: what a boundary costs besides the network.
 func BenchmarkBoundary(b *testing.B) {
 	rt := openRuntime(b)
-	file, err := gguf.OpenModel(tinyPath)
-	if err != nil {
-		b.Fatal(err)
-	}
-	defer file.Close()
+	file := openGGUF(b, tinyPath)
 	cfg := ContextConfig{Tokens: 512, Batch: 8, Threads: 1}
 	m := loadModel(b, rt, ModelConfig{Path: tinyPath})
 	c, err := m.NewContext(cfg)

@@ -130,11 +130,7 @@ func boundsOf(cuts []int, layers int) [][]int {
 // proveCuts compares every cut of a file with the whole, bit for bit.
 func proveCuts(t *testing.T, rt *Runtime, path string, fewest int, cfg ContextConfig) {
 	t.Helper()
-	file, err := gguf.OpenModel(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer file.Close()
+	file := openGGUF(t, path)
 	cuts, err := file.Cuts()
 	if err != nil {
 		t.Fatal(err)
@@ -272,23 +268,18 @@ func TestWrongCutIsWrong(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			path := generate(t, rt, cutCase{cfg: tt.cfg}.small())
-			file, err := gguf.OpenModel(path)
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer file.Close()
+			file := openGGUF(t, path)
 			first := gguf.Range{End: tt.bounds[1]}
 			if _, err := file.RowStage(t.Context(), first); !errors.Is(err, gguf.ErrCut) {
 				t.Errorf("a stage of %v: %v, want ErrCut", first, err)
 			}
-			image := func(ctx context.Context, w gguf.Range) (*gguf.Image, error) { return file.UnprovenStage(ctx, w) }
-			m, err := loadCut(rt, tt.bounds, image, nil)
+			m, err := loadCut(rt, tt.bounds, file.UnprovenStage, nil)
 			if err != nil {
 				t.Logf("the library refuses it: %v", err)
 				return
 			}
 			m.close(t)
-			if d := maxAbs(playWhole(t, rt, path, cutContext), playCut(t, rt, tt.bounds, cutContext, image)); d < 1e-3 {
+			if d := maxAbs(playWhole(t, rt, path, cutContext), playCut(t, rt, tt.bounds, cutContext, file.UnprovenStage)); d < 1e-3 {
 				t.Errorf("max |Δ| of the logits is %g: this test cannot see a wrong cut", d)
 			}
 		})

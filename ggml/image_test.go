@@ -44,11 +44,7 @@ func (p partly) ReadAt(b []byte, off int64) (int, error) {
 // openPartly opens the shipped model as if only these tensors were held.
 func openPartly(t *testing.T, held []gguf.Located) *gguf.Model {
 	t.Helper()
-	full, err := gguf.OpenModel(tinyPath)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer full.Close()
+	full := openGGUF(t, tinyPath)
 	sums, err := full.Manifest(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -69,11 +65,7 @@ func openPartly(t *testing.T, held []gguf.Located) *gguf.Model {
 // windowReads lists what a window needs.
 func windowReads(t *testing.T, window gguf.Range, experts bool) []gguf.Located {
 	t.Helper()
-	m, err := gguf.OpenModel(tinyPath)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer m.Close()
+	m := openGGUF(t, tinyPath)
 	reads, err := m.WindowReads(window, experts)
 	if err != nil {
 		t.Fatal(err)
@@ -138,11 +130,7 @@ func TestTokenRowNotHeld(t *testing.T) {
 // Where the C library has no files that are functions, a temporary file takes their place.
 func TestLoadCopy(t *testing.T) {
 	rt := openRuntime(t)
-	file, err := gguf.OpenModel(tinyPath)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer file.Close()
+	file := openGGUF(t, tinyPath)
 	want := playWhole(t, rt, tinyPath, cutContext)
 	asFiles := imagesAsFiles
 	imagesAsFiles = true
@@ -155,11 +143,7 @@ func TestLoadCopy(t *testing.T) {
 // A stage whose experts are elsewhere asks for them by the numbers of the whole model.
 func TestStageWithRemoteExperts(t *testing.T) {
 	rt := openRuntime(t)
-	file, err := gguf.OpenModel(tinyPath)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer file.Close()
+	file := openGGUF(t, tinyPath)
 	want := playWhole(t, rt, tinyPath, cutContext)
 	ks := newKernels(t, rt, tinyPath, 3, KernelConfig{})
 	ch, err := loadCut(rt, []int{0, 1, 3, 4}, file.RowStage, ks.compute)
@@ -185,11 +169,7 @@ func TestVocabOnly(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	file, err := gguf.OpenModel(tinyPath)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer file.Close()
+	file := openGGUF(t, tinyPath)
 	path := t.TempDir() + "/header.gguf"
 	if err := os.WriteFile(path, full[:file.Parts()[0].DataOffset], 0o600); err != nil {
 		t.Fatal(err)
@@ -254,11 +234,7 @@ func serveProbe() int {
 }
 
 func TestProbeStage(t *testing.T) {
-	file, err := gguf.OpenModel(tinyPath)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer file.Close()
+	file := openGGUF(t, tinyPath)
 	sums, err := file.Manifest(t.Context())
 	if err != nil {
 		t.Fatal(err)

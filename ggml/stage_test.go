@@ -22,6 +22,17 @@ type chain struct {
 	rows     []*Batch
 }
 
+// openGGUF opens a model file until the test ends.
+func openGGUF(t testing.TB, path string) *gguf.Model {
+	t.Helper()
+	m, err := gguf.OpenModel(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { m.Close() })
+	return m
+}
+
 // newChain cuts the model of a file at the given layers.
 func newChain(t testing.TB, rt *Runtime, bounds []int, cfg ContextConfig, image imageMaker) *chain {
 	t.Helper()
