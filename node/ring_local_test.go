@@ -48,7 +48,7 @@ type localModel struct {
 
 func openLocal(t *testing.T, rt *ggml.Runtime, path string, off float32) *localModel {
 	t.Helper()
-	m := &localModel{t: t, rt: rt, path: path, ends: map[int32]float32{}, off: off}
+	m := &localModel{t: t, rt: rt, path: path, off: off}
 	var err error
 	if m.gguf, err = gguf.OpenModel(path); err != nil {
 		t.Fatal(err)
@@ -62,11 +62,7 @@ func openLocal(t *testing.T, rt *ggml.Runtime, path string, off float32) *localM
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { m.eng.Close() })
-	for i := range m.model.VocabSize() {
-		if m.model.IsEOG(ggml.Token(i)) {
-			m.ends[int32(i)] = -100
-		}
-	}
+	m.ends = noEnd(m.model).LogitBias
 	return m
 }
 

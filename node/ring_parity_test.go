@@ -94,11 +94,7 @@ func tinyPrompts(m *localModel) (list [][]int32) {
 func randomPrompts(vocab int) (list [][]int32) {
 	rng := rand.New(rand.NewPCG(5, 6))
 	for range 96 {
-		p := make([]int32, 3+rng.IntN(20))
-		for i := range p {
-			p[i] = int32(rng.IntN(vocab))
-		}
-		list = append(list, p)
+		list = append(list, randomTokens(rng, vocab, 3+rng.IntN(20)))
 	}
 	return list
 }
