@@ -10,7 +10,7 @@ import (
 	"kvasird/node/api"
 )
 
-// ringed is a network in which stages hold windows of the shipped model, which a
+// newRinged makes a network in which stages hold windows of the shipped model, which a
 // node that runs all of it has brought.
 func newRinged(t *testing.T, names ...string) (n *network, stages []*child) {
 	t.Helper()
