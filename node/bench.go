@@ -6,6 +6,7 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"io/fs"
 	"log/slog"
 	"math/rand/v2"
 	"os"
@@ -100,15 +101,24 @@ func Bench(ctx context.Context, opts *BenchOptions, out io.Writer) error {
 func (b *bench) tinyModel() (string, error) { return tiny.Write(b.dir) }
 
 func (b *bench) realModel() (string, error) {
+	return b.generated("real-shapes-q4_k.gguf", "730 MB", ggml.PresetRealShapes)
+}
+
+// generated is a model that is made the first time and kept in b.Dir.
+func (b *bench) generated(name, size string, cfg ggml.GenerateConfig) (string, error) {
+	path := filepath.Join(b.Dir, name)
+	if _, err := os.Stat(path); !errors.Is(err, fs.ErrNotExist) {
+		return path, err
+	}
 	if err := os.MkdirAll(b.Dir, 0o755); err != nil {
 		return "", err
 	}
-	path := filepath.Join(b.Dir, "real-shapes-q4_k.gguf")
-	if _, err := os.Stat(path); err == nil {
-		return path, nil
+	fmt.Fprintf(b.out, "making %s (%s, once)\n", path, size)
+	part := path + ".part" // an interrupted run leaves no half model
+	if err := b.rt.GenerateModel(part, cfg); err != nil {
+		return "", err
 	}
-	fmt.Fprintf(b.out, "making %s (730 MB, once)\n", path)
-	return path, b.rt.GenerateModel(path, ggml.PresetRealShapes)
+	return path, os.Rename(part, path)
 }
 
 // remote is a worker process and this process's dispatcher to it.

@@ -3,9 +3,6 @@ package node
 import (
 	"errors"
 	"fmt"
-	"io/fs"
-	"os"
-	"path/filepath"
 	"slices"
 	"text/tabwriter"
 	"time"
@@ -74,16 +71,7 @@ func (b *bench) rtts() error {
 }
 
 func (b *bench) deepRealModel() (string, error) {
-	path := filepath.Join(b.Dir, "deep-real-q4_k.gguf")
-	if _, err := os.Stat(path); !errors.Is(err, fs.ErrNotExist) {
-		return path, err
-	}
-	fmt.Fprintf(b.out, "making %s (860 MB, once)\n", path)
-	part := path + ".part" // an interrupted run leaves no half model
-	if err := b.rt.GenerateModel(part, deepRealModel); err != nil {
-		return "", err
-	}
-	return path, os.Rename(part, path)
+	return b.generated("deep-real-q4_k.gguf", "860 MB", deepRealModel)
 }
 
 // sweep is one model, loaded in every way that is measured.

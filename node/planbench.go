@@ -1,11 +1,7 @@
 package node
 
 import (
-	"errors"
 	"fmt"
-	"io/fs"
-	"os"
-	"path/filepath"
 	"runtime"
 	"text/tabwriter"
 
@@ -30,11 +26,9 @@ func (b *bench) planned() error {
 	if err != nil {
 		return err
 	}
-	deep := filepath.Join(b.Dir, "deep-q4_k.gguf")
-	if _, err := os.Stat(deep); errors.Is(err, fs.ErrNotExist) {
-		if err := b.rt.GenerateModel(deep, deepModel); err != nil {
-			return err
-		}
+	deep, err := b.generated("deep-q4_k.gguf", "140 MB", deepModel)
+	if err != nil {
+		return err
 	}
 	small, err := b.tinyModel()
 	if err != nil {
