@@ -180,8 +180,13 @@ func (r *remote) connect(ctx context.Context, rt *ggml.Runtime, id gguf.ModelID)
 	if err := r.host.Start(); err != nil {
 		return err
 	}
+	return awaitWorker(ctx, r.Dispatcher)
+}
+
+// awaitWorker waits for the session with the only worker.
+func awaitWorker(ctx context.Context, d *experts.Dispatcher) error {
 	for {
-		if p := r.Peers(); len(p) == 1 && p[0].Connected {
+		if p := d.Peers(); len(p) == 1 && p[0].Connected {
 			return nil
 		}
 		select {

@@ -224,16 +224,7 @@ func (e *rttExperts) dial(ctx context.Context, rtt time.Duration) error {
 	d.AddPeer("worker")
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
-	for {
-		if p := d.Peers(); len(p) == 1 && p[0].Connected {
-			return nil
-		}
-		select {
-		case <-ctx.Done():
-			return fmt.Errorf("no session with the worker: %w", ctx.Err())
-		case <-time.After(10 * time.Millisecond):
-		}
-	}
+	return awaitWorker(ctx, d)
 }
 
 func (e *rttExperts) hangUp() {
