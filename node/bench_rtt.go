@@ -154,11 +154,8 @@ func (b *bench) openSweep(name, path string, prompts bool) (_ *sweep, err error)
 	}
 	s.alone = &wholeModel{c}
 	s.far = &rttExperts{model: experts.ModelID(s.id)}
-	if s.far.kernel, err = b.rt.NewKernel(ggml.KernelConfig{Threads: b.Threads}); err != nil {
-		return nil, err
-	}
-	slice := gguf.Slice{Layers: all, Experts: gguf.Range{End: file.Experts()}}
-	if err := s.far.kernel.LoadSlices(file, slice); err != nil {
+	var slice gguf.Slice
+	if s.far.kernel, slice, err = b.wholeKernel(file); err != nil {
 		return nil, err
 	}
 	s.far.worker, err = experts.NewWorker(experts.WorkerConfig{

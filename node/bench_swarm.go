@@ -2,6 +2,7 @@ package node
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"runtime"
 	"text/tabwriter"
@@ -95,16 +96,24 @@ func (b *bench) localKernel(path string) (*localKernel, error) {
 		return nil, err
 	}
 	defer file.Close()
-	k, err := b.rt.NewKernel(ggml.KernelConfig{Threads: b.Threads})
+	k, _, err := b.wholeKernel(file)
 	if err != nil {
 		return nil, err
 	}
-	all := gguf.Slice{Layers: gguf.Range{End: file.Layers()}, Experts: gguf.Range{End: file.Experts()}}
-	if err := k.LoadSlices(file, all); err != nil {
-		k.Close()
-		return nil, err
-	}
 	return &localKernel{Kernel: k}, nil
+}
+
+// wholeKernel loads all experts of a file, and says which these are.
+func (b *bench) wholeKernel(file *gguf.Model) (*ggml.Kernel, gguf.Slice, error) {
+	all := gguf.Slice{Layers: gguf.Range{End: file.Layers()}, Experts: gguf.Range{End: file.Experts()}}
+	k, err := b.rt.NewKernel(ggml.KernelConfig{Threads: b.Threads})
+	if err != nil {
+		return nil, all, err
+	}
+	if err := k.LoadSlices(file, all); err != nil {
+		return nil, all, errors.Join(err, k.Close())
+	}
+	return k, all, nil
 }
 
 func (k *localKernel) compute(_ context.Context, call *ggml.ExpertCall) error {
