@@ -337,25 +337,9 @@ func (s *sweep) checkAnswer(row rttRow, t *rttText, got []int32, n int) error {
 
 // predict is the planner's tokens per second for a row, which knows of no drafts.
 func (s *sweep) predict(r rttRow, m Measured) (float64, error) {
-	const room = 1 << 40
-	here := plan.Node{Name: "here", RAM: room, Disk: room, Has: true, CPU: m.Speed, Call: m.Call, Up: m.Rate, Down: m.Rate}
-	q := plan.Query{Model: s.desc, Nodes: []plan.Node{here}, Cuts: []int{s.windows[1].Begin}, Context: r.streams * rttContext,
-		Sequences: r.streams, Filled: rttContext / 3, RTT: planRTT{{}: r.rtt}.between}
-	if r.kind != plan.WholeReplica {
-		there := here
-		there.Name = "there"
-		q.Nodes = append(q.Nodes, there)
-	}
-	p, err := plan.Make(q)
-	if err != nil {
-		return 0, err
-	}
-	for _, c := range p.Candidates {
-		if c.Kind == r.kind {
-			return c.Many.TokensPerSecond, nil
-		}
-	}
-	return 0, fmt.Errorf("no %s in the plan", r.kind)
+	rate, err := m.predict(r.kind, plan.Query{Model: s.desc, Cuts: []int{s.windows[1].Begin}, Context: r.streams * rttContext,
+		Sequences: r.streams, Filled: rttContext / 3, RTT: planRTT{{}: r.rtt}.between})
+	return rate.TokensPerSecond, err
 }
 
 // write prints the table, as markdown.

@@ -82,28 +82,36 @@ type planRow struct {
 }
 
 // predict is the planner's tokens per second.
-func (r *planRow) predict(m Measured) (float64, string, error) {
-	const room = 1 << 40
-	here := plan.Node{Name: "backbone", RAM: room, Disk: room, Has: true, CPU: m.Speed, Call: m.Call, Up: m.Rate, Down: m.Rate}
-	q := plan.Query{Model: r.timed.desc, Nodes: []plan.Node{here}, NoCuts: "not asked for",
-		Context: r.sequences * 2 * measureFilled, Sequences: r.sequences, Filled: measureFilled, RTT: planRTT{{}: 0}.between}
+func (r *planRow) predict(m Measured) (plan.Rate, error) {
 	kind := plan.WholeReplica
 	if r.far {
 		kind = plan.ExpertWorkers
-		there := here
-		there.Name = "worker"
-		q.Nodes = append(q.Nodes, there)
+	}
+	return m.predict(kind, plan.Query{Model: r.timed.desc, NoCuts: "not asked for",
+		Context: r.sequences * 2 * measureFilled, Sequences: r.sequences, Filled: measureFilled, RTT: planRTT{{}: 0}.between})
+}
+
+// predict is the rate of all sequences of a query by a kind of plan on this machine,
+// which is there twice for the kinds that take two.
+func (m Measured) predict(kind plan.Kind, q plan.Query) (plan.Rate, error) {
+	const room = 1 << 40
+	one := plan.Node{Name: "backbone", RAM: room, Disk: room, Has: true, CPU: m.Speed, Call: m.Call, Up: m.Rate, Down: m.Rate}
+	q.Nodes = []plan.Node{one}
+	if kind != plan.WholeReplica {
+		other := one
+		other.Name = "worker"
+		q.Nodes = append(q.Nodes, other)
 	}
 	p, err := plan.Make(q)
 	if err != nil {
-		return 0, "", err
+		return plan.Rate{}, err
 	}
 	for _, c := range p.Candidates {
 		if c.Kind == kind {
-			return c.Many.TokensPerSecond, c.Many.Limit, nil
+			return c.Many, nil
 		}
 	}
-	return 0, "", fmt.Errorf("no %s in the plan", kind)
+	return plan.Rate{}, fmt.Errorf("no %s in the plan", kind)
 }
 
 func (b *bench) writePlanned(m Measured, rows []*planRow) error {
@@ -114,10 +122,11 @@ func (b *bench) writePlanned(m Measured, rows []*planRow) error {
 	fmt.Fprint(t, "model\tway\tstreams\tpredicted\tmeasured\tratio\tlimited by\n")
 	for _, r := range rows {
 		got := float64(r.sequences) / r.timed.step(r.sequences)
-		want, limit, err := r.predict(m)
+		predicted, err := r.predict(m)
 		if err != nil {
 			return err
 		}
+		want := predicted.TokensPerSecond
 		way := "whole"
 		if r.far {
 			way = "backbone + worker"
@@ -126,7 +135,7 @@ func (b *bench) writePlanned(m Measured, rows []*planRow) error {
 		if want/got > 1.25 || want/got < 0.8 {
 			mark = " !"
 		}
-		fmt.Fprintf(t, "%s\t%s\t%d\t%.0f\t%.0f\t%.2f%s\t%s\n", r.name, way, r.sequences, want, got, want/got, mark, limit)
+		fmt.Fprintf(t, "%s\t%s\t%d\t%.0f\t%.0f\t%.2f%s\t%s\n", r.name, way, r.sequences, want, got, want/got, mark, predicted.Limit)
 	}
 	return t.Flush()
 }
