@@ -277,12 +277,8 @@ func (s *laneServer) askRelay(c Conn, typ uint8, m carryMessage) error {
 	if err == nil {
 		err = sendCarry(c, typ, m)
 	}
-	if err != nil {
-		return err
-	}
-	v, err := readVerdict(NewFrameReader(c, maxPreface))
-	if err == nil && v.Field != "" {
-		err = &RefusedError{Peer: c.Remote(), Field: v.Field, Want: v.Want, Got: v.Got, ByPeer: true}
+	if err == nil {
+		err = readAccepted(NewFrameReader(c, maxPreface), c.Remote())
 	}
 	if err == nil {
 		err = c.SetDeadline(time.Time{})

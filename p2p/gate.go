@@ -40,8 +40,8 @@ func (h *Host) Hello(ctx context.Context, ai peer.AddrInfo) (*Peer, error) {
 	if err != nil {
 		return nil, err
 	}
-	if v := h.standings.refusal(ai.ID); v.Field != "" {
-		return nil, &RefusedError{Peer: ai.ID, Field: v.Field, Want: v.Want, Got: v.Got}
+	if err := h.standings.refusal(ai.ID).err(ai.ID, false); err != nil {
+		return nil, err
 	}
 	defer h.greetings.keepFor(ai.ID)()
 	dialCtx, cancel := context.WithTimeout(network.WithAllowLimitedConn(ctx, "hello"), h.cfg.HelloTimeout)
@@ -190,8 +190,8 @@ func (h *Host) exchange(s network.Stream) (*Peer, error) {
 		h.peers.lose(id, via)
 		return nil, fmt.Errorf("peer %s disconnected, or its invitation has ended", id)
 	}
-	if v := h.standings.refusal(id); v.Field != "" {
-		return nil, &RefusedError{Peer: id, Field: v.Field, Want: v.Want, Got: v.Got}
+	if err := h.standings.refusal(id).err(id, false); err != nil {
+		return nil, err
 	}
 	h.pullFrom(p)
 	if !h.upToDate(said) {
@@ -242,9 +242,9 @@ func (h *Host) judgeEachOther(s network.Stream, ours Hello, id peer.ID) (Hello, 
 	tv, err := exchangeVerdicts(w, r, v)
 	switch {
 	case v.Field != "":
-		err = &RefusedError{Peer: id, Field: v.Field, Want: v.Want, Got: v.Got}
-	case err == nil && tv.Field != "":
-		err = &RefusedError{Peer: id, Field: tv.Field, Want: tv.Want, Got: tv.Got, ByPeer: true}
+		err = v.err(id, false)
+	case err == nil:
+		err = tv.err(id, true)
 	}
 	return theirs, admitted, err
 }
@@ -270,6 +270,15 @@ func readVerdict(r *FrameReader) (verdict, error) {
 		return verdict{}, err
 	}
 	return decodeVerdict(payload)
+}
+
+// readAccepted reads the verdict of the peer id; one that refuses is a *RefusedError.
+func readAccepted(r *FrameReader, id peer.ID) error {
+	v, err := readVerdict(r)
+	if err != nil {
+		return err
+	}
+	return v.err(id, true)
 }
 
 // nextOfType reads a frame of a conversation in which each step has one type.

@@ -110,6 +110,15 @@ type verdict struct {
 	Got   string `cbor:"3,keyasint,omitempty"`
 }
 
+// err is a *RefusedError, or nil if v accepts: of this node against the peer id, or of the
+// peer against this node.
+func (v verdict) err(id peer.ID, byPeer bool) error {
+	if v.Field == "" {
+		return nil
+	}
+	return &RefusedError{Peer: id, Field: v.Field, Want: v.Want, Got: v.Got, ByPeer: byPeer}
+}
+
 var (
 	encMode = must(cbor.CoreDetEncOptions().EncMode())
 	decMode = must(cbor.DecOptions{

@@ -33,8 +33,8 @@ func (s *laneServer) welcome(ctx context.Context, c member) (*Peer, Handler, err
 		return nil, nil, err
 	}
 	p, handler, v := s.judge(ctx, c, pre)
-	if err = sendVerdict(w, v); err == nil && v.Field != "" {
-		err = &RefusedError{Peer: c.Remote(), Field: v.Field, Want: v.Want, Got: v.Got}
+	if err = sendVerdict(w, v); err == nil {
+		err = v.err(c.Remote(), false)
 	}
 	if err != nil {
 		s.h.peers.detach(c, true)
@@ -72,9 +72,5 @@ func requestProtocol(c Conn, pre preface) error {
 	if err := w.Write(Frame{Type: frameLane, Payload: b}); err != nil {
 		return err
 	}
-	v, err := readVerdict(r)
-	if err == nil && v.Field != "" {
-		err = &RefusedError{Peer: c.Remote(), Field: v.Field, Want: v.Want, Got: v.Got, ByPeer: true}
-	}
-	return err
+	return readAccepted(r, c.Remote())
 }
