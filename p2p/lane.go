@@ -105,24 +105,14 @@ func hostOf(a net.Addr) string {
 	return host
 }
 
-// admit runs the handshake and the preface and answers it. With an error nc is closed.
+// admit makes nc, which came in, a lane. With an error nc is closed.
 func (s *laneServer) admit(ctx context.Context, nc net.Conn) (c *laneConn, p *Peer, handler Handler, err error) {
-	ctx, cancel := context.WithTimeout(ctx, s.h.cfg.HelloTimeout)
-	defer cancel()
-	stop := context.AfterFunc(ctx, func() { nc.Close() })
-	defer stop()
 	gather := &gatherConn{Conn: nc}
 	conf, keys := s.identity.ConfigForPeer("")
 	c = &laneConn{Conn: tls.Server(gather, laneTLS(conf)), gather: gather, peers: s.h.peers, inbound: true}
-	if err = c.handshake(ctx, keys); err == nil {
-		p, handler, err = s.welcome(ctx, c)
-	}
-	if err == nil && !stop() {
-		s.h.peers.detach(c, true)
-		err = ctx.Err()
-	}
+	p, handler, err = s.letIn(ctx, c, func(ctx context.Context) error { return c.handshake(ctx, keys) })
 	if err != nil {
-		nc.Close()
+		c.drop()
 	}
 	return c, p, handler, err
 }
@@ -145,23 +135,12 @@ func (s *laneServer) dial(ctx context.Context, p *Peer, proto string) (*laneConn
 }
 
 // request makes nc, at whose other end p is, a lane. With an error nc is closed.
-func (s *laneServer) request(ctx context.Context, nc net.Conn, p *Peer, proto string) (c *laneConn, err error) {
-	stop := context.AfterFunc(ctx, func() { nc.Close() })
-	defer stop()
+func (s *laneServer) request(ctx context.Context, nc net.Conn, p *Peer, proto string) (*laneConn, error) {
 	gather := &gatherConn{Conn: nc}
 	conf, keys := s.identity.ConfigForPeer(p.ID)
-	c = &laneConn{Conn: tls.Client(gather, laneTLS(conf)), gather: gather, peers: s.h.peers}
-	if err = c.handshake(ctx, keys); err == nil {
-		err = requestProtocol(c, preface{s.h.cfg.Network, proto})
-	}
-	if err == nil && !stop() {
-		err = ctx.Err()
-	}
-	if err == nil {
-		err = s.h.peers.attach(p, c, 0)
-	}
+	c := &laneConn{Conn: tls.Client(gather, laneTLS(conf)), gather: gather, peers: s.h.peers}
+	err := s.ask(ctx, c, func(ctx context.Context) error { return c.handshake(ctx, keys) }, p, proto)
 	if err != nil {
-		nc.Close()
 		return nil, err
 	}
 	return c, nil

@@ -21,6 +21,23 @@ func decodePreface(b []byte) (preface, error) {
 	return p, nil
 }
 
+// letIn makes c, which came in, a lane, once prove has learned who is at its other end. With
+// an error the caller closes c.
+func (s *laneServer) letIn(ctx context.Context, c member, prove func(context.Context) error) (p *Peer, handler Handler, err error) {
+	ctx, cancel := context.WithTimeout(ctx, s.h.cfg.HelloTimeout)
+	defer cancel()
+	stop := context.AfterFunc(ctx, c.drop)
+	defer stop()
+	if err = prove(ctx); err == nil {
+		p, handler, err = s.welcome(ctx, c)
+	}
+	if err == nil && !stop() {
+		s.h.peers.detach(c, true)
+		err = ctx.Err()
+	}
+	return p, handler, err
+}
+
 // welcome reads the preface of a lane whose dialler is proved, and answers it.
 func (s *laneServer) welcome(ctx context.Context, c member) (*Peer, Handler, error) {
 	w, r := NewFrameWriter(c, maxPreface), NewFrameReader(c, maxPreface)
@@ -60,6 +77,27 @@ func (s *laneServer) judge(ctx context.Context, c member, pre preface) (*Peer, H
 		return nil, nil, verdict{"lanes", fmt.Sprintf("at most %d of a ready peer", s.h.cfg.Limits.LanesPerPeer), "one more"}
 	}
 	return p, handler, verdict{}
+}
+
+// ask makes c, which was dialled, a lane to p for a protocol, once prove has learned that it is
+// p at its other end. With an error c is closed.
+func (s *laneServer) ask(ctx context.Context, c member, prove func(context.Context) error, p *Peer, proto string) error {
+	stop := context.AfterFunc(ctx, c.drop)
+	defer stop()
+	err := prove(ctx)
+	if err == nil {
+		err = requestProtocol(c, preface{s.h.cfg.Network, proto})
+	}
+	if err == nil && !stop() {
+		err = ctx.Err()
+	}
+	if err == nil {
+		err = s.h.peers.attach(p, c, 0)
+	}
+	if err != nil {
+		c.drop()
+	}
+	return err
 }
 
 // requestProtocol sends the preface on a lane to a proved peer and reads the verdict.

@@ -121,29 +121,16 @@ func (q *quicLanes) serve(ctx context.Context, conn *quic.Conn) {
 	handler(p, c)
 }
 
-// admit takes the stream and the preface and answers it. With an error conn is closed.
+// admit makes conn, which came in, a lane. With an error conn is closed.
 func (q *quicLanes) admit(ctx context.Context, conn *quic.Conn) (c *quicLane, p *Peer, handler Handler, err error) {
-	ctx, cancel := context.WithTimeout(ctx, q.s.h.cfg.HelloTimeout)
-	defer cancel()
-	stop := context.AfterFunc(ctx, func() { conn.CloseWithError(quicDropped, "") })
-	defer stop()
 	c = &quicLane{conn: conn, h: q.s.h, inbound: true}
-	if c.Stream, err = conn.AcceptStream(ctx); err == nil {
-		err = c.prove()
-	}
-	if err == nil {
-		p, handler, err = q.s.welcome(ctx, c)
-	}
-	if err == nil && !stop() {
-		q.s.h.peers.detach(c, true)
-		err = ctx.Err()
-	}
+	p, handler, err = q.s.letIn(ctx, c, func(ctx context.Context) error { return c.prove(conn.AcceptStream(ctx)) })
 	var refused *RefusedError
 	switch {
 	case errors.As(err, &refused): // it has to read why
 		c.linger(refusedLinger)
 	case err != nil:
-		conn.CloseWithError(quicDropped, "")
+		c.drop()
 	}
 	return c, p, handler, err
 }
@@ -164,23 +151,9 @@ func (q *quicLanes) dial(ctx context.Context, p *Peer, proto string) (*quicLane,
 	if err != nil {
 		return nil, fmt.Errorf("QUIC lane: %w", err)
 	}
-	stop := context.AfterFunc(ctx, func() { conn.CloseWithError(quicDropped, "") })
-	defer stop()
 	c := &quicLane{conn: conn, h: q.s.h}
-	if c.Stream, err = conn.OpenStreamSync(ctx); err == nil {
-		err = c.prove()
-	}
-	if err == nil {
-		err = requestProtocol(c, preface{q.s.h.cfg.Network, proto})
-	}
-	if err == nil && !stop() {
-		err = ctx.Err()
-	}
-	if err == nil {
-		err = q.s.h.peers.attach(p, c, 0)
-	}
+	err = q.s.ask(ctx, c, func(ctx context.Context) error { return c.prove(conn.OpenStreamSync(ctx)) }, p, proto)
 	if err != nil {
-		conn.CloseWithError(quicDropped, "")
 		return nil, fmt.Errorf("QUIC lane: %w", err)
 	}
 	return c, nil
@@ -197,8 +170,12 @@ type quicLane struct {
 	ended   atomic.Bool // the other side has closed
 }
 
-// prove takes the peer id from the handshake.
-func (c *quicLane) prove() error {
+// prove takes the lane's stream, if there is one, and the peer id from the handshake.
+func (c *quicLane) prove(s *quic.Stream, err error) error {
+	if err != nil {
+		return err
+	}
+	c.Stream = s
 	key, err := libp2ptls.PubKeyFromCertChain(c.conn.ConnectionState().TLS.PeerCertificates)
 	if err == nil {
 		c.remote, err = peer.IDFromPublicKey(key)
