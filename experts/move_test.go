@@ -4,75 +4,12 @@ import (
 	"context"
 	"net"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	"kvasird/p2p"
 )
-
-// busyCallers compute all the time and note what goes wrong, and the longest call.
-type busyCallers struct {
-	t       *testing.T
-	d       *Dispatcher
-	stop    chan struct{}
-	wg      sync.WaitGroup
-	calls   atomic.Int64
-	longest atomic.Int64
-}
-
-func startBusy(t *testing.T, d *Dispatcher, n int) *busyCallers {
-	c := &busyCallers{t: t, d: d, stop: make(chan struct{})}
-	whole := newFFN(testWidth, testHidden, layerSlice(0, testExperts))
-	for i := range n {
-		call := testCall(uint64(i), 1+i*3, false)
-		want := alone(t, whole, call)
-		c.wg.Go(func() { c.run(call, want) })
-	}
-	t.Cleanup(c.end)
-	return c
-}
-
-func (c *busyCallers) run(call *Call, want []float32) {
-	for {
-		select {
-		case <-c.stop:
-			return
-		default:
-		}
-		poison(call)
-		began := time.Now()
-		if err := c.d.Compute(context.Background(), call); err != nil {
-			c.t.Errorf("call %d: %v", c.calls.Load(), err)
-			return
-		}
-		if took := int64(time.Since(began)); took > c.longest.Load() {
-			c.longest.Store(took)
-		}
-		if diff := maxDiff(call.Out, want); diff != 0 {
-			c.t.Errorf("maximum difference %g", diff)
-			return
-		}
-		c.calls.Add(1)
-	}
-}
-
-// more waits for n further answers.
-func (c *busyCallers) more(n int64) {
-	c.t.Helper()
-	to := c.calls.Load() + n
-	within(c.t, patient, "calls are answered", func() bool { return c.calls.Load() >= to || c.t.Failed() })
-}
-
-func (c *busyCallers) end() {
-	select {
-	case <-c.stop:
-	default:
-		close(c.stop)
-	}
-	c.wg.Wait()
-}
 
 // The only worker, and no call waits for one to come back: not one may be without.
 func TestMovePeer(t *testing.T) { bothReaders(t, movePeer) }

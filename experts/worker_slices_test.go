@@ -5,49 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 )
 
 func wholeLayer() *ffn { return newFFN(testWidth, testHidden, layerSlice(0, testExperts)) }
-
-// callers has n contexts call until the returned function is called, and checks every row.
-func callers(t *testing.T, d *Dispatcher, n int) (stop func() (answers int64)) {
-	t.Helper()
-	done := make(chan struct{})
-	var wg sync.WaitGroup
-	var answers atomic.Int64
-	for i := range n {
-		call := testCall(uint64(i), 1+20*i, i%2 == 0)
-		want := alone(t, wholeLayer(), call)
-		wg.Go(func() {
-			for {
-				select {
-				case <-done:
-					return
-				default:
-				}
-				poison(call)
-				if err := d.Compute(context.Background(), call); err != nil {
-					t.Error(err)
-					return
-				}
-				if diff := maxDiff(call.Out, want); diff != 0 {
-					t.Errorf("maximum difference %g", diff)
-					return
-				}
-				answers.Add(1)
-			}
-		})
-	}
-	return func() int64 {
-		close(done)
-		wg.Wait()
-		return answers.Load()
-	}
-}
 
 // TestSlicesChangeUnderCalls has slices come and go: no row is wrong or missing, and the kernel
 // is never asked for what it was told to drop.
