@@ -38,9 +38,18 @@ func (s *Store) keep(dir string, sources []source) []source {
 		}
 	}
 	for i := range sources {
-		os.Remove(filepath.Join(dir, keptName(i, len(sources)))) // of a former import
+		removeKept(dir, i, len(sources)) // of a former import; else the next load does
 	}
 	return sources
+}
+
+// removeKept removes what a folder keeps of file i, if anything.
+func removeKept(dir string, i, count int) error {
+	err := os.Remove(filepath.Join(dir, keptName(i, count)))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return err
 }
 
 func (s *Store) keepAs(way string, take func(from, to string) error, dir string, sources []source) ([]source, error) {

@@ -24,13 +24,6 @@ func (s *Store) load(id gguf.ModelID) (*Model, error) {
 	}
 	m := newModel(s, id, dir, man)
 	m.used = baseCost(text)
-	for i, mf := range man.Files { // links first: nothing is to be written to a file of the user
-		if path := filepath.Join(dir, keptName(i, len(man.Files))); mf.Source == nil || mf.Source.Kept == "" {
-			if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-				return nil, err
-			}
-		}
-	}
 	for i, mf := range man.Files {
 		f := &file{source: mf.Source, busy: make(map[int]bool)}
 		m.files = append(m.files, f)
@@ -43,6 +36,9 @@ func (s *Store) load(id gguf.ModelID) (*Model, error) {
 		} else {
 			f.path = filepath.Join(dir, dataName(i, len(man.Files)))
 			err = errors.Join(err, m.loadData(i))
+		}
+		if f.source == nil || f.source.Kept == "" {
+			err = errors.Join(err, removeKept(dir, i, len(man.Files)))
 		}
 		if err != nil {
 			m.closeFiles()
