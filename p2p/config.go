@@ -201,6 +201,12 @@ func protocolOf(a ma.Multiaddr, code int) (string, bool) {
 	return v, err == nil
 }
 
+// isCircuit reports whether a goes through a relay.
+func isCircuit(a ma.Multiaddr) bool {
+	_, circuit := protocolOf(a, ma.P_CIRCUIT)
+	return circuit
+}
+
 func (c *Config) parseAddresses() error {
 	for _, s := range c.Listen {
 		a, err := ma.NewMultiaddr(s)

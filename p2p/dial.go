@@ -33,7 +33,7 @@ func rankDials(addrs []ma.Multiaddr, relays []string) []network.AddrDelay {
 		}
 		_, isTCP := protocolOf(a, ma.P_TCP)
 		switch {
-		case delay == 0 || circuitRank(a) > 0:
+		case delay == 0 || isCircuit(a):
 			rest = append(rest, a)
 		case isTCP:
 			ranked = append(ranked, network.AddrDelay{Addr: a})

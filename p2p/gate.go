@@ -302,7 +302,7 @@ func (h *Host) protocolID(name string) protocol.ID {
 // its lanes to a third party: the address is the one that it proved to have. Behind a
 // relay there is none.
 func laneAddr(addr ma.Multiaddr, port uint16) string {
-	if _, err := addr.ValueForProtocol(ma.P_CIRCUIT); err == nil || port == 0 {
+	if isCircuit(addr) || port == 0 {
 		return ""
 	}
 	ip, err := manet.ToIP(addr)

@@ -375,7 +375,7 @@ func (h *Host) Addrs() []string {
 	}
 	addrs := node.Addrs()
 	if own, err := node.Network().InterfaceListenAddresses(); err == nil {
-		addrs = append(addrs, slices.DeleteFunc(own, func(a ma.Multiaddr) bool { return scopeOf(a) == beyond || circuitRank(a) > 0 })...)
+		addrs = append(addrs, slices.DeleteFunc(own, func(a ma.Multiaddr) bool { return scopeOf(a) == beyond || isCircuit(a) })...)
 	}
 	var out []string
 	for _, a := range ma.Unique(addrs) {

@@ -77,7 +77,7 @@ func anyWindow(*quic.Conn, uint64) bool { return true }
 func isQUIC(a ma.Multiaddr) bool {
 	_, quic := protocolOf(a, ma.P_QUIC_V1)
 	_, web := protocolOf(a, ma.P_WEBTRANSPORT)
-	return quic && !web && circuitRank(a) == 0
+	return quic && !web && !isCircuit(a)
 }
 
 func (q *quicLanes) close() error {

@@ -11,7 +11,6 @@ import (
 
 	"github.com/libp2p/go-libp2p/core/network"
 	"github.com/libp2p/go-libp2p/core/peer"
-	ma "github.com/multiformats/go-multiaddr"
 )
 
 const (
@@ -35,8 +34,7 @@ func explainDial(err error) error {
 
 // isRelayed reports whether c goes through a third node.
 func isRelayed(c network.Conn) bool {
-	_, err := c.RemoteMultiaddr().ValueForProtocol(ma.P_CIRCUIT)
-	return err == nil
+	return isCircuit(c.RemoteMultiaddr())
 }
 
 // newestConn is the newest open connection, direct ones first; nil when there is none.

@@ -198,9 +198,8 @@ func (m *mdns) records() (texts, ips []string, err error) {
 	for _, a := range addrs {
 		ip, isIP := firstIP(a)
 		text := fmt.Sprintf("%s%s/p2p/%s", mdnsPrefix, a, m.h.ID())
-		_, isCircuit := protocolOf(a, ma.P_CIRCUIT)
 		_, isWS := protocolOf(a, ma.P_WS)
-		if !isIP || isCircuit || isWS || len(text) > maxTXT || len(texts) == maxMDNSText {
+		if !isIP || isCircuit(a) || isWS || len(text) > maxTXT || len(texts) == maxMDNSText {
 			continue
 		}
 		texts, ips = append(texts, text), append(ips, ip)
@@ -253,7 +252,7 @@ func parseMDNS(texts []string) []peer.AddrInfo {
 		if err != nil {
 			continue
 		}
-		if bare, id := peer.SplitAddr(a); id != "" && bare != nil && circuitRank(bare) == 0 {
+		if bare, id := peer.SplitAddr(a); id != "" && bare != nil && !isCircuit(bare) {
 			addrs = append(addrs, a)
 		}
 	}

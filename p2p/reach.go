@@ -291,7 +291,7 @@ func addrsOf(node host.Host, id peer.ID, n int) []ma.Multiaddr {
 }
 
 func circuitRank(a ma.Multiaddr) int {
-	if _, ok := protocolOf(a, ma.P_CIRCUIT); ok {
+	if isCircuit(a) {
 		return 1
 	}
 	return 0

@@ -250,7 +250,7 @@ func circuits(relay peer.ID, told []ma.Multiaddr, here ma.Multiaddr) []ma.Multia
 			continue
 		}
 		bare, id := peer.SplitAddr(a)
-		if id != "" && id != relay || bare == nil || circuitRank(bare) > 0 {
+		if id != "" && id != relay || bare == nil || isCircuit(bare) {
 			continue
 		}
 		circuit := append(append(slices.Clone(bare), *p2p), circuitComponent)

@@ -96,7 +96,7 @@ func ownAddrs(node host.Host, announced []ma.Multiaddr) (listening, observed []s
 		addrs = node.Network().ListenAddresses()
 	}
 	for _, a := range addrs {
-		if _, circuit := protocolOf(a, ma.P_CIRCUIT); !circuit {
+		if !isCircuit(a) {
 			listening = append(listening, a.String())
 		}
 	}

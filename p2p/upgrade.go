@@ -78,7 +78,7 @@ func (h *Host) upgradePath(ctx context.Context, p *Peer) {
 func (h *Host) dialDirect(ctx context.Context, p *Peer) error {
 	addrs := p.directAddrs()
 	for _, a := range h.node.Peerstore().Addrs(p.ID) {
-		if _, relayed := protocolOf(a, ma.P_CIRCUIT); !relayed {
+		if !isCircuit(a) {
 			addrs = append(addrs, a)
 		}
 	}
@@ -96,8 +96,7 @@ func (h *Host) dialDirect(ctx context.Context, p *Peer) error {
 func (h *Host) directAddrs(far scope) []string {
 	var out []string
 	for _, a := range within(far, h.node.Addrs()) {
-		_, relayed := protocolOf(a, ma.P_CIRCUIT)
-		if s := a.String(); !relayed && len(s) <= maxText && len(out) < maxAddrs {
+		if s := a.String(); !isCircuit(a) && len(s) <= maxText && len(out) < maxAddrs {
 			out = append(out, s)
 		}
 	}
@@ -113,10 +112,7 @@ func (p *Peer) directAddrs() []ma.Multiaddr {
 	var out []ma.Multiaddr
 	for _, s := range p.Addrs {
 		a, err := ma.NewMultiaddr(s)
-		if err != nil {
-			continue
-		}
-		if _, relayed := protocolOf(a, ma.P_CIRCUIT); !relayed {
+		if err == nil && !isCircuit(a) {
 			out = append(out, a)
 		}
 	}
