@@ -176,7 +176,7 @@ func (r *remote) connect(ctx context.Context, rt *ggml.Runtime, id gguf.ModelID)
 	if err != nil {
 		return err
 	}
-	r.host.Watch(&dispatchPart{Dispatcher: r.Dispatcher, model: id})
+	r.host.Watch(&dispatchPart{Dispatcher: r.Dispatcher})
 	if err := r.host.Start(); err != nil {
 		return err
 	}

@@ -91,9 +91,8 @@ func apiSlices(held []experts.Slice) []api.Slice {
 // dispatchPart has this node's experts computed by workers.
 type dispatchPart struct {
 	*experts.Dispatcher
-	model gguf.ModelID
-	file  *modelFile
-	own   *ggml.Kernel // the copy of last resort, or nil
+	file *modelFile
+	own  *ggml.Kernel // the copy of last resort, or nil
 
 	mu      sync.Mutex // guards what follows
 	meter   *market.Meter
@@ -105,7 +104,7 @@ func openDispatch(rt *ggml.Runtime, cfg Config, m *modelFile, host *p2p.Host, ow
 	if err != nil {
 		return nil, err
 	}
-	d := &dispatchPart{model: m.id, file: m}
+	d := &dispatchPart{file: m}
 	if d.meter, err = market.NewMeter(shape); err != nil {
 		return nil, err
 	}
