@@ -299,8 +299,8 @@ func (h *Host) serveCarried(relay *Peer, c Conn) {
 	if err == nil {
 		m, err = decodeCarry(carryOffer, payload)
 	}
-	if err == nil && (h.lanes == nil || h.peers.get(m.Peer) == nil) {
-		err = fmt.Errorf("%w: %s", ErrNotAdmitted, m.Peer)
+	if err == nil && h.lanes == nil {
+		err = errors.New("this node takes no lanes")
 	}
 	if err != nil {
 		h.refused.note("carried lane refused", relay.ID.String(), relay.Addr, err)
@@ -311,7 +311,7 @@ func (h *Host) serveCarried(relay *Peer, c Conn) {
 	default:
 		return
 	}
-	lane, p, handler, err := h.lanes.takeCarried(ctx, relay.ID, m.Token)
+	lane, p, handler, err := h.lanes.takeCarried(ctx, relay.ID, m)
 	<-h.lanes.halfOpen
 	if err != nil {
 		h.refused.note("carried lane refused", relay.ID.String(), relay.Addr, err)
@@ -321,12 +321,16 @@ func (h *Host) serveCarried(relay *Peer, c Conn) {
 	handler(p, lane)
 }
 
-func (s *laneServer) takeCarried(ctx context.Context, relay peer.ID, token []byte) (*laneConn, *Peer, Handler, error) {
+// takeCarried fetches a lane from the relay, once the peer that wants it has passed the hello.
+func (s *laneServer) takeCarried(ctx context.Context, relay peer.ID, offer carryMessage) (*laneConn, *Peer, Handler, error) {
+	if _, err := s.h.peers.await(ctx, offer.Peer); err != nil {
+		return nil, nil, nil, err
+	}
 	c, err := s.h.OpenLane(ctx, relay, carryProtocol)
 	if err != nil {
 		return nil, nil, nil, err
 	}
-	if err := s.askRelay(c, carryTake, carryMessage{Token: token}); err != nil {
+	if err := s.askRelay(c, carryTake, carryMessage{Token: offer.Token}); err != nil {
 		c.Close()
 		return nil, nil, nil, err
 	}
