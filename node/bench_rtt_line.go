@@ -13,13 +13,17 @@ import (
 type delayedConn struct {
 	net.Conn
 	delay time.Duration
-	kick  chan struct{} // there is something in queue, or the end; capacity 1
+	kick  chan struct{} // there is something in queue; capacity 1
+	ended chan struct{} // closed with err
 	sent  sync.WaitGroup
 
 	mu    sync.Mutex // guards the rest
 	queue []delayedWrite
 	err   error // of the line, for later writes
 }
+
+// sleepNear is the end of a wait, which is slept precisely.
+const sleepNear = 2 * time.Millisecond
 
 type delayedWrite struct {
 	due  time.Time
@@ -30,7 +34,7 @@ func delayConn(c net.Conn, delay time.Duration) net.Conn {
 	if delay == 0 {
 		return c
 	}
-	d := &delayedConn{Conn: c, delay: delay, kick: make(chan struct{}, 1)}
+	d := &delayedConn{Conn: c, delay: delay, kick: make(chan struct{}, 1), ended: make(chan struct{})}
 	d.sent.Go(d.send)
 	return d
 }
@@ -42,38 +46,35 @@ func (d *delayedConn) Write(b []byte) (int, error) {
 		return 0, d.err
 	}
 	d.queue = append(d.queue, delayedWrite{time.Now().Add(d.delay), append([]byte(nil), b...)})
-	d.wake()
-	return len(b), nil
-}
-
-func (d *delayedConn) wake() {
 	select {
 	case d.kick <- struct{}{}:
 	default:
 	}
+	return len(b), nil
 }
 
 // send hands writes over when they are due.
 func (d *delayedConn) send() {
-	for range d.kick {
-		for {
-			d.mu.Lock()
-			queue := d.queue
-			d.queue = nil
-			over := d.err != nil
-			d.mu.Unlock()
-			if over {
+	for {
+		select {
+		case <-d.kick:
+		case <-d.ended:
+			return
+		}
+		d.mu.Lock()
+		queue := d.queue
+		d.queue = nil
+		d.mu.Unlock()
+		for _, w := range queue {
+			select {
+			case <-time.After(time.Until(w.due) - sleepNear):
+			case <-d.ended:
 				return
 			}
-			if len(queue) == 0 {
-				break
-			}
-			for _, w := range queue {
-				sleepUntil(w.due)
-				if _, err := d.Conn.Write(w.data); err != nil {
-					d.fail(err)
-					return
-				}
+			sleepUntil(w.due)
+			if _, err := d.Conn.Write(w.data); err != nil {
+				d.fail(err)
+				return
 			}
 		}
 	}
@@ -84,8 +85,8 @@ func (d *delayedConn) fail(err error) {
 	defer d.mu.Unlock()
 	if d.err == nil {
 		d.err = err
+		close(d.ended)
 	}
-	d.wake()
 }
 
 // Close ends the line at once; what is on its way is lost.

@@ -61,6 +61,8 @@ func TestDelayLineCloses(t *testing.T) {
 	if _, err := far.Write([]byte("never arrives")); err != nil {
 		t.Fatal(err)
 	}
+	time.Sleep(10 * time.Millisecond) // it is on its way now
+	began := time.Now()
 	done := make(chan error)
 	go func() {
 		_, err := near.Read(make([]byte, 1))
@@ -74,6 +76,9 @@ func TestDelayLineCloses(t *testing.T) {
 		t.Error("a write was taken after Close")
 	}
 	far.Close()
+	if took := time.Since(began); took > 20*time.Second {
+		t.Errorf("both ends were closed after %v", took)
+	}
 }
 
 func TestRepeats(t *testing.T) {
