@@ -1,13 +1,13 @@
 # Every target works from a plain checkout; `make help` lists them.
 .DEFAULT_GOAL := help
-.PHONY: help deps build test test-net test-chaos test-reflink sim soak test-vulkan check demo bench bench-plan bench-rtt bench-net bench-gossip fuzz clean clean-deps
+.PHONY: help deps build test test-net test-chaos test-reflink sim soak test-vulkan check demo bench bench-plan bench-rtt bench-server bench-net bench-gossip fuzz clean clean-deps
 
 STATICCHECK = honnef.co/go/tools/cmd/staticcheck@v0.8.2
 GO_FILES    = $(shell find cmd node p2p ring experts market settle ggml -name '*.go' 2>/dev/null)
 FUZZTIME   ?= 5s
 # Long tests of whole daemons, which others run with the race detector too, and of
 # what the library computes, which the detector does not see.
-NO_RACE     = ^Test(Invitation|KilledDownload|QuickRestarts|Pause|LyingSources|FullDisk|FetchedBackbone|RingOfBackbones|ParityEveryArchitecture|EveryCut|QuantizedModelsRun|GeneratedModelsRun|GeneratedVariantsRun|ParityQuantised|ArchitecturesThroughWorkers)$$
+NO_RACE     = ^Test(HostilePeerOfWorker|HostileWorker|KilledWorkerWithoutReplica|EndOfBackbone|Invitation|KilledDownload|QuickRestarts|Pause|LyingSources|FullDisk|FetchedBackbone|RingOfBackbones|ParityEveryArchitecture|EveryCut|QuantizedModelsRun|GeneratedModelsRun|GeneratedVariantsRun|ParityQuantised|ArchitecturesThroughWorkers)$$
 NODES      ?= 100
 SOAK       ?= 5m
 GOTESTFLAGS ?=
@@ -82,6 +82,11 @@ bench-plan: build ## compare what the planner predicts with what runs (within 25
 
 bench-rtt: build ## rings and expert dispatch over lines of 0 to 50 ms, against one machine and against the plan
 	bin/kvasird bench --only rtt
+
+# It builds llama.cpp's server, once, which takes a quarter of an hour or so.
+bench-server: build ## tokens/s through HTTP against llama.cpp's own server (Debian: cmake g++)
+	packaging/llama-server.sh
+	bin/kvasird bench --only server --server build/llama-server/bin/llama-server
 
 bench-net: ## measure discovery and round trips across namespaces, delay and loss (as test-net)
 	go test -tags nettest -count=1 -timeout 15m -run '^TestFigures$$' -v ./p2p | grep -v -e '^=== ' -e '^ *---'

@@ -14,6 +14,8 @@
 #   DEPS_SUMS             other list of pinned sums
 #   PLATFORM              linux-x64, linux-arm64, linux-armv7l (default: this one)
 #
+# `deps.sh source FOLDER` lays the whole source of the release in FOLDER instead.
+#
 # Order that makes an interrupted run harmless: everything is built in a
 # temporary folder on the same disk, then each of the two folders is replaced
 # by a rename. A folder carries a stamp with what it was made from, so a mix
@@ -85,16 +87,23 @@ headers() {
 		die "$1 is not a llama.cpp source folder"
 }
 
-from_npm() {
+# release FOLDER [PATH…]: the source of the pinned release, or these parts of it.
+release() {
 	need npm npm
 	need git git
-	mkdir "$tmp/src" "$tmp/pkg"
+	folder=$1
+	shift
+	mkdir "$tmp/pkg"
 	fetch node-llama-cpp
 	tar -xzf "$tmp/archive.tgz" -C "$tmp/pkg" package/llama/gitRelease.bundle
 	git clone -q --bare "$tmp/pkg/package/llama/gitRelease.bundle" "$tmp/llama.git" 2>"$tmp/git.log" ||
 		die "git cannot read the bundle of node-llama-cpp: $(cat "$tmp/git.log")"
-	git -C "$tmp/llama.git" archive HEAD include ggml/include ggml/src/ggml-backend-impl.h LICENSE |
-		tar -x -C "$tmp/src"
+	git -C "$tmp/llama.git" archive HEAD "$@" | tar -x -C "$folder"
+}
+
+from_npm() {
+	mkdir "$tmp/src"
+	release "$tmp/src" include ggml/include ggml/src/ggml-backend-impl.h LICENSE
 	headers "$tmp/src"
 	cp "$tmp/src/LICENSE" "$tmp/lib/LICENSE.llama.cpp"
 
@@ -160,6 +169,13 @@ check_settings() {
 	done
 }
 
+if [ "${1:-}" = source ]; then
+	mkdir -p "$work" "$2"
+	tmp=$(mktemp -d "$work/source.XXXXXX")
+	trap 'rm -rf "$tmp"' EXIT
+	release "$2"
+	exit 0
+fi
 plat=$(platform)
 backends=$(echo "${BACKEND:-}" | tr , ' ')
 own=$(sed -n 's/^own //p' "$dest/lib/.stamp" 2>/dev/null || true)
