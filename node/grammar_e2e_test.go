@@ -79,7 +79,10 @@ func (s *speaker) say(t *testing.T, prompt, gbnf string, seed uint32, limit int)
 		if err := s.c.Decode(context.Background(), b); err != nil {
 			t.Fatal(err)
 		}
-		token := sampler.Sample(s.c, b.Len()-1)
+		token, err := sampler.Sample(s.c, b.Len()-1)
+		if err != nil {
+			t.Fatal(err)
+		}
 		if s.model.IsEOG(token) {
 			return answer.String(), true
 		}
@@ -192,7 +195,11 @@ func (s *speaker) follow(t *testing.T, gbnf, text string) bool {
 			t.Fatal(err)
 		}
 		s.c.Logits(0)[token] = 1e6
-		if sampler.Sample(s.c, 0) != token {
+		drawn, err := sampler.Sample(s.c, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if drawn != token {
 			return false
 		}
 		b.Reset()
