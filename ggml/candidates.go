@@ -54,27 +54,18 @@ func (s *candidates) left() []C.llama_token_data {
 	return unsafe.Slice(s.array.data, int(s.array.size))
 }
 
-// selected is the one that a sampler chose.
+// selected is the one that a sampler chose, unless it was refused or is no number.
 func (s *candidates) selected() (Token, bool) {
 	left := s.left()
 	if s.array.selected < 0 || int(s.array.selected) >= len(left) {
 		return 0, false
 	}
-	return Token(left[s.array.selected].id), true
+	chosen := left[s.array.selected]
+	return Token(chosen.id), possible(chosen)
 }
 
-// dropRefused keeps those whose logit is a number above -infinity.
-func (s *candidates) dropRefused() (left int) {
-	data := s.left()
-	for _, d := range data {
-		if float64(d.logit) > math.Inf(-1) {
-			data[left] = d
-			left++
-		}
-	}
-	s.size(left)
-	return left
-}
+// possible says that no sampler refused it, which its logit tells.
+func possible(d C.llama_token_data) bool { return float64(d.logit) > math.Inf(-1) }
 
 func (s *candidates) free() {
 	C.free(unsafe.Pointer(s.data))

@@ -101,17 +101,18 @@ func (g *grammar) takes(t Token) bool {
 	*g.one.data = C.llama_token_data{id: C.llama_token(t)}
 	g.one.size(1)
 	C.llama_sampler_apply(g.c, g.one.array)
-	return float64(g.one.data.logit) > math.Inf(-1)
+	return possible(*g.one.data)
 }
 
-// mask drops those of all tokens that may not come next.
-func (g *grammar) mask(all *candidates) (left int) {
+// mask refuses those of all tokens that may not come next. They stay at their places,
+// at which the bias of a chain finds them without a search.
+func (g *grammar) mask(all *candidates) (left bool) {
 	data := all.left()
 	for _, t := range g.never {
 		data[t].logit = C.float(math.Inf(-1))
 	}
 	C.llama_sampler_apply(g.c, all.array)
-	return all.dropRefused()
+	return slices.ContainsFunc(data, possible)
 }
 
 // accept moves on by a token that it takes.

@@ -130,7 +130,7 @@ func (s *Sampler) choose(c *Context, i int, masked bool) (Token, error) {
 	if err := s.tokens.fill(c, i); err != nil {
 		return 0, err
 	}
-	if masked && s.grammar.mask(s.tokens) == 0 {
+	if masked && !s.grammar.mask(s.tokens) {
 		return 0, ErrNoToken
 	}
 	C.llama_sampler_apply(s.c, s.tokens.array)

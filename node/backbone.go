@@ -311,7 +311,9 @@ func (n *Node) direct(id peer.ID) {
 	}
 }
 
-// engineDoor lets clients use the engine: a gateway.ExtraEngine.
+var _ gateway.ExtraEngine = engineDoor{}
+
+// engineDoor lets clients use the engine.
 type engineDoor struct {
 	node *Node
 	*backbone
