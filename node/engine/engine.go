@@ -17,6 +17,10 @@
 // no HTTP, no templates and no stop strings, and knows nothing of where experts
 // are computed. There is no prefix cache: every prompt is read from its start.
 //
+// A grammar is tested on the token that was drawn, and on all tokens only when it
+// refuses that one, so that an answer with a grammar seldom costs more than one
+// without. One that leaves no token fails its request alone.
+//
 // Beside others a sequence's logits are those that it has alone up to rounding, which
 // kernels for several rows do otherwise than those for one: 0.03 to 0.3 on the shipped
 // model, 0.003 on one of F32. So greedy answers are equal where the model is sure.
