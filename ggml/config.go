@@ -135,8 +135,20 @@ type SamplerConfig struct {
 	PresencePenalty  float32
 	PenaltyLast      int // tokens that the penalties look back on; 0 = 64
 	LogitBias        map[Token]float32
-	Grammar          string // GBNF, root "root"; "" = free
+
+	// Grammar is the GBNF, start rule "root", that the answer must match; "" = free.
+	// With Triggers the answer is free until its text has one of them, and matches
+	// from the beginning of that on. Where the rest of the token that brings it is
+	// not in the grammar, the answer is free until the next one.
+	Grammar  string
+	Triggers []string
+	// ControlText says that the answer has the text of control tokens. A grammar lets
+	// those through whose text it writes out; without ControlText it lets none.
+	ControlText bool
 }
+
+// ErrNoToken is returned by Sample when the grammar takes no token of the vocabulary.
+var ErrNoToken = errors.New("the grammar takes no token of the vocabulary here")
 
 func (cfg SamplerConfig) penalises() bool {
 	return cmp.Or(cfg.RepeatPenalty, 1) != 1 || cfg.FrequencyPenalty != 0 || cfg.PresencePenalty != 0

@@ -41,6 +41,7 @@ type Model struct {
 	image    *gguf.Image // that it was loaded from, or nil
 	noLayers bool        // only its vocabulary was loaded
 	log      *slog.Logger
+	unsound  func() unsoundTokens
 
 	mu       sync.Mutex // guards contexts and closed
 	contexts int
@@ -87,6 +88,7 @@ func (rt *Runtime) LoadModel(cfg ModelConfig) (*Model, error) {
 	}
 	m.vocab = C.llama_model_get_vocab(m.c)
 	m.programs = make([]atomic.Pointer[layerProgram], m.Layers()+int(C.llama_model_n_layer_nextn(m.c)))
+	m.unsound = sync.OnceValue(m.findUnsound)
 	m.release = track(m, "model "+cfg.name(), rt.log)
 	return m, nil
 }

@@ -36,6 +36,7 @@ func (*Model) NewSampler(SamplerConfig) (*Sampler, error)   { return nil, ErrNoL
 func (*Model) NewPositionSampler(SamplerConfig) (*PositionSampler, error) {
 	return nil, ErrNoLibrary
 }
+func (*Sampler) Sample(*Context, int) (Token, error) { return 0, ErrNoLibrary }
 func (*PositionSampler) Sample(*Context, int, int, []Token) (Token, error) {
 	return 0, ErrNoLibrary
 }
@@ -84,7 +85,6 @@ func (*Context) Logits(int) []float32          { return nil }
 func (*Context) Hidden(int) []float32          { return nil }
 func (*Context) SeqRemove(int, int, int) bool  { return false }
 func (*Context) Close() error                  { return nil }
-func (*Sampler) Sample(*Context, int) Token    { return 0 }
 func (*Sampler) Close()                        {}
 func (*PositionSampler) Close()                {}
 func (*Kernel) Forget(int)                     {}

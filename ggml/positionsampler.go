@@ -3,16 +3,13 @@
 package ggml
 
 /*
-#include <stdlib.h>
 #include "llama.h"
 */
 import "C"
 
 import (
 	"errors"
-	"fmt"
 	"math"
-	"unsafe"
 )
 
 // PositionSampler draws tokens whose randomness belongs to their position: a draw
@@ -21,9 +18,7 @@ import (
 // gives the same token. It is used by one goroutine at a time.
 type PositionSampler struct {
 	chain   *C.struct_llama_sampler // without the draw
-	data    *C.llama_token_data     // [vocab]
-	array   *C.llama_token_data_array
-	vocab   int
+	tokens  *candidates
 	seed    uint64
 	greedy  bool
 	last    int // tokens that the penalties look back on; 0: no penalties
@@ -40,12 +35,10 @@ func (m *Model) NewPositionSampler(cfg SamplerConfig) (*PositionSampler, error) 
 	if err != nil {
 		return nil, err
 	}
-	s := &PositionSampler{chain: chain, vocab: m.VocabSize(), seed: uint64(cfg.Seed), greedy: cfg.Temperature <= 0}
+	s := &PositionSampler{chain: chain, tokens: newCandidates(m.VocabSize()), seed: uint64(cfg.Seed), greedy: cfg.Temperature <= 0}
 	if cfg.penalises() {
 		s.last = cfg.penaltyLast()
 	}
-	s.data = (*C.llama_token_data)(C.calloc(C.size_t(max(s.vocab, 1)), C.sizeof_llama_token_data))
-	s.array = (*C.llama_token_data_array)(C.calloc(1, C.sizeof_llama_token_data_array))
 	s.release = track(s, "sampler", m.log)
 	return s, nil
 }
@@ -53,30 +46,24 @@ func (m *Model) NewPositionSampler(cfg SamplerConfig) (*PositionSampler, error) 
 // Sample draws from the logits of the i-th entry of c's last batch, which must have
 // been added with output. history is the answer before it, for the penalties.
 func (s *PositionSampler) Sample(c *Context, i, pos int, history []Token) (Token, error) {
-	logits := c.Logits(i)
-	if len(logits) != s.vocab || s.vocab == 0 {
-		return 0, fmt.Errorf("entry %d of the batch has no logits of %d tokens", i, s.vocab)
+	if err := s.tokens.fill(c, i); err != nil {
+		return 0, err
 	}
-	data := unsafe.Slice(s.data, s.vocab)
-	for t, l := range logits {
-		data[t] = C.llama_token_data{id: C.llama_token(t), logit: C.float(l)}
-	}
-	*s.array = C.llama_token_data_array{data: s.data, size: C.size_t(s.vocab), selected: -1}
 	if s.last > 0 {
 		C.llama_sampler_reset(s.chain)
 		for _, t := range history[max(len(history)-s.last, 0):] {
 			C.llama_sampler_accept(s.chain, C.llama_token(t))
 		}
 	}
-	C.llama_sampler_apply(s.chain, s.array)
-	left := unsafe.Slice(s.array.data, int(s.array.size))
+	C.llama_sampler_apply(s.chain, s.tokens.array)
 	if s.greedy {
-		if s.array.selected < 0 || int(s.array.selected) >= len(left) {
+		t, ok := s.tokens.selected()
+		if !ok {
 			return 0, errors.New("no token was chosen: the logits are not numbers")
 		}
-		return Token(left[s.array.selected].id), nil
+		return t, nil
 	}
-	return draw(left, uniform(s.seed, pos))
+	return draw(s.tokens.left(), uniform(s.seed, pos))
 }
 
 // draw picks the candidate in whose share of the whole u falls, for u in [0, 1).
@@ -110,7 +97,6 @@ func uniform(seed uint64, pos int) float64 {
 func (s *PositionSampler) Close() {
 	if s.release() {
 		C.llama_sampler_free(s.chain)
-		C.free(unsafe.Pointer(s.data))
-		C.free(unsafe.Pointer(s.array))
+		s.tokens.free()
 	}
 }

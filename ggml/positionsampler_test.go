@@ -115,7 +115,10 @@ func TestPositionSamplerGreedy(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer plain.Close()
-	want := plain.Sample(c, 4)
+	want, err := plain.Sample(c, 4)
+	if err != nil {
+		t.Fatal(err)
+	}
 	for pos := range 3 {
 		if tok, err := s.Sample(c, 4, pos, nil); tok != want || err != nil {
 			t.Errorf("position %d: token %d, %v, want %d", pos, tok, err, want)

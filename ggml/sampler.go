@@ -3,7 +3,6 @@
 package ggml
 
 /*
-#include <stdlib.h>
 #include "llama.h"
 */
 import "C"
@@ -12,26 +11,35 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
-	"unsafe"
 )
 
 // Sampler draws tokens for one sequence and remembers them for penalties and grammar.
 type Sampler struct {
-	c       *C.struct_llama_sampler
+	c       *C.struct_llama_sampler // the chain
+	grammar *grammar                // nil: the answer is free
+	tokens  *candidates             // with a grammar
 	release func() bool
 }
 
-// NewSampler builds the chain: bias, penalties, grammar, then top-k, top-p,
-// min-p, temperature and the draw, or the largest logit.
+// NewSampler builds the chain: bias, penalties, then top-k, top-p, min-p, temperature
+// and the draw, or the largest logit. The grammar is no part of it: to test one token
+// is quick, to test all is not.
 func (m *Model) NewSampler(cfg SamplerConfig) (*Sampler, error) {
 	chain, err := m.newChain(cfg)
 	if err != nil {
 		return nil, err
 	}
+	s := &Sampler{c: chain}
+	if cfg.Grammar != "" {
+		if s.grammar, err = m.newGrammar(cfg); err != nil {
+			C.llama_sampler_free(chain)
+			return nil, err
+		}
+		s.tokens = newCandidates(m.VocabSize())
+	}
 	if cfg.Temperature > 0 {
 		C.llama_sampler_chain_add(chain, C.llama_sampler_init_dist(C.uint32_t(cfg.Seed)))
 	}
-	s := &Sampler{c: chain}
 	s.release = track(s, "sampler", m.log)
 	return s, nil
 }
@@ -84,29 +92,63 @@ func (m *Model) addConstraints(cfg SamplerConfig, add func(*C.struct_llama_sampl
 		add(C.llama_sampler_init_penalties(C.int32_t(m.VocabSize()), C.int32_t(cfg.penaltyLast()),
 			C.float(cmp.Or(cfg.RepeatPenalty, 1)), C.float(cfg.FrequencyPenalty), C.float(cfg.PresencePenalty)))
 	}
-	if cfg.Grammar == "" {
-		return nil
-	}
-	text, root := C.CString(cfg.Grammar), C.CString("root")
-	defer C.free(unsafe.Pointer(text))
-	defer C.free(unsafe.Pointer(root))
-	g := C.llama_sampler_init_grammar(m.vocab, text, root)
-	if g == nil {
-		return errors.New("the grammar cannot be parsed")
-	}
-	add(g)
 	return nil
 }
 
 // Sample draws from the logits of the i-th token of c's last batch and accepts
-// the token. That token must have been added with output.
-func (s *Sampler) Sample(c *Context, i int) Token {
-	return Token(C.llama_sampler_sample(s.c, c.c, C.int32_t(i)))
+// the token. That token must have been added with output. The error is ErrNoToken,
+// or says what is wrong with the logits.
+func (s *Sampler) Sample(c *Context, i int) (Token, error) {
+	if s.grammar == nil {
+		return Token(C.llama_sampler_sample(s.c, c.c, C.int32_t(i))), nil
+	}
+	if !s.grammar.holds {
+		t := Token(C.llama_sampler_sample(s.c, c.c, C.int32_t(i)))
+		s.grammar.watch(t)
+		return t, nil
+	}
+	t, err := s.draw(c, i)
+	if err != nil {
+		return 0, err
+	}
+	C.llama_sampler_accept(s.c, C.llama_token(t))
+	s.grammar.accept(t)
+	return t, nil
 }
 
-// Close frees the chain. It may be called again.
+// draw draws a token that the grammar takes. The chain's choice is tested first;
+// only when it is refused, all tokens are, and the chain chooses among the rest.
+func (s *Sampler) draw(c *Context, i int) (Token, error) {
+	t, err := s.choose(c, i, false)
+	if err != nil || s.grammar.takes(t) {
+		return t, err
+	}
+	return s.choose(c, i, true)
+}
+
+func (s *Sampler) choose(c *Context, i int, masked bool) (Token, error) {
+	if err := s.tokens.fill(c, i); err != nil {
+		return 0, err
+	}
+	if masked && !s.grammar.mask(s.tokens) {
+		return 0, ErrNoToken
+	}
+	C.llama_sampler_apply(s.c, s.tokens.array)
+	t, ok := s.tokens.selected()
+	if !ok {
+		return 0, errors.New("no token was chosen: the logits are not numbers")
+	}
+	return t, nil
+}
+
+// Close frees what it has. It may be called again.
 func (s *Sampler) Close() {
-	if s.release() {
-		C.llama_sampler_free(s.c)
+	if !s.release() {
+		return
+	}
+	C.llama_sampler_free(s.c)
+	if s.grammar != nil {
+		s.grammar.free()
+		s.tokens.free()
 	}
 }

@@ -97,3 +97,26 @@ func startStream(ctx context.Context, a answerer, req gateway.Request) (gateway.
 	}
 	return g, nil
 }
+
+// startExtra is StartExtra of an engine in this process.
+func startExtra(ctx context.Context, e *engine.Engine, req gateway.Request, extra gateway.Extra) (gateway.Stream, error) {
+	g, err := e.StartExtra(ctx, engine.Request(req), engine.Extra(extra))
+	if err != nil {
+		return nil, err
+	}
+	if extra.Logprobs {
+		return probStream{g}, nil
+	}
+	return g, nil
+}
+
+// probStream is a generation with log-probabilities as the gateway knows them.
+type probStream struct{ *engine.Generation }
+
+func (s probStream) Prob() (chosen gateway.TokenProb, top []gateway.TokenProb) {
+	c, list := s.Generation.Prob()
+	for _, p := range list {
+		top = append(top, gateway.TokenProb(p))
+	}
+	return gateway.TokenProb(c), top
+}

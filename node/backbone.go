@@ -311,6 +311,8 @@ func (n *Node) direct(id peer.ID) {
 	}
 }
 
+var _ gateway.ExtraEngine = engineDoor{}
+
 // engineDoor lets clients use the engine.
 type engineDoor struct {
 	node *Node
@@ -323,6 +325,15 @@ func (d engineDoor) Tokenize(prompt string) ([]int32, error) { return d.engine.T
 
 func (d engineDoor) Start(ctx context.Context, req gateway.Request) (gateway.Stream, error) {
 	return startStream(ctx, d, req)
+}
+
+// Abilities: an engine in this process holds to a grammar and reports what it drew.
+func (d engineDoor) Abilities() gateway.Abilities {
+	return gateway.Abilities{Grammar: true, Special: true, Logprobs: true}
+}
+
+func (d engineDoor) StartExtra(ctx context.Context, req gateway.Request, extra gateway.Extra) (gateway.Stream, error) {
+	return startExtra(ctx, d.engine, req, extra)
 }
 
 func (d engineDoor) generate(ctx context.Context, req engine.Request) (generation, error) {

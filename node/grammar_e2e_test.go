@@ -79,7 +79,10 @@ func (s *speaker) say(t *testing.T, prompt, gbnf string, seed uint32, limit int)
 		if err := s.c.Decode(context.Background(), b); err != nil {
 			t.Fatal(err)
 		}
-		token := sampler.Sample(s.c, b.Len()-1)
+		token, err := sampler.Sample(s.c, b.Len()-1)
+		if err != nil {
+			t.Fatal(err)
+		}
 		if s.model.IsEOG(token) {
 			return answer.String(), true
 		}
@@ -170,12 +173,12 @@ func TestAnyJSONHolds(t *testing.T) {
 	}
 }
 
-// follow says whether a grammar lets the model write exactly this text: at each
-// step the wanted token is made the likeliest, so that another one comes only
-// where the grammar forbids it.
-func (s *speaker) follow(t *testing.T, gbnf, text string) bool {
+// follow says whether a grammar, from the first of the triggers on if there are some,
+// lets the model write exactly this text: at each step the wanted token is made the
+// likeliest, so that another one comes only where the grammar forbids it.
+func (s *speaker) follow(t *testing.T, gbnf, text string, triggers ...string) bool {
 	t.Helper()
-	sampler, err := s.model.NewSampler(ggml.SamplerConfig{Grammar: gbnf})
+	sampler, err := s.model.NewSampler(ggml.SamplerConfig{Grammar: gbnf, Triggers: triggers})
 	if err != nil {
 		t.Fatalf("%v:\n%s", err, gbnf)
 	}
@@ -192,7 +195,11 @@ func (s *speaker) follow(t *testing.T, gbnf, text string) bool {
 			t.Fatal(err)
 		}
 		s.c.Logits(0)[token] = 1e6
-		if sampler.Sample(s.c, 0) != token {
+		drawn, err := sampler.Sample(s.c, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if drawn != token {
 			return false
 		}
 		b.Reset()
@@ -254,6 +261,7 @@ func TestForcedCalls(t *testing.T) {
 					t.Errorf("follow(%q) = %v with\n%s", text, got, gbnf)
 				}
 			}
+			s.checkTriggers(t, f, gbnf, thought, call)
 			checkCall(t, f, tools, weather, call)
 			checkCall(t, f, tools, weather, thought+call)
 			if gbnf, err = toolcall.Grammar(f, tools, false, toolcall.Options{InReasoning: true}, rule); err != nil {
@@ -263,6 +271,23 @@ func TestForcedCalls(t *testing.T) {
 				t.Errorf("within reasoning the grammar does not wait for its end:\n%s", gbnf)
 			}
 		})
+	}
+}
+
+// checkTriggers: behind what the model says freely, a call that it begins is held.
+func (s *speaker) checkTriggers(t *testing.T, f toolcall.Family, gbnf, thought, call string) {
+	t.Helper()
+	triggers := toolcall.Trigger(f)
+	if triggers == nil {
+		return
+	}
+	for text, want := range map[string]bool{
+		"Hello": true, call: true, "Well. " + call: true, thought + call: true, "Well. " + call + "x": false,
+		"Well. " + strings.Replace(call, "weather", "whether", 1): false, "Well. " + strings.Replace(call, "3", "0", 1): false,
+	} {
+		if got := s.follow(t, gbnf, text, triggers...); got != want {
+			t.Errorf("from %q on: follow(%q) = %v with\n%s", triggers, text, got, gbnf)
+		}
 	}
 }
 

@@ -17,6 +17,10 @@
 // no HTTP, no templates and no stop strings, and knows nothing of where experts
 // are computed. There is no prefix cache: every prompt is read from its start.
 //
+// A grammar is tested on the token that was drawn, and on all tokens only when it
+// refuses that one, so that an answer with a grammar seldom costs more than one
+// without. One that leaves no token fails its request alone.
+//
 // Beside others a sequence's logits are those that it has alone up to rounding, which
 // kernels for several rows do otherwise than those for one: 0.03 to 0.3 on the shipped
 // model, 0.003 on one of F32. So greedy answers are equal where the model is sure.
@@ -130,6 +134,20 @@ type Request struct {
 	LogitBias        map[int32]float32
 }
 
+// Extra is what some requests ask for beyond Request. It is the field list of
+// gateway.Extra, so that one converts to the other.
+type Extra struct {
+	// Grammar is the GBNF, start rule "root", that the answer must match. With
+	// Triggers the answer is free until it has one of these texts; the grammar
+	// then holds from the beginning of that text on, see ggml.SamplerConfig.
+	Grammar  string
+	Triggers []string
+	// Special makes control tokens come with their text, the end token excepted.
+	Special  bool
+	Logprobs bool
+	Top      int // with Logprobs: alternatives of each token
+}
+
 // Engine generates tokens.
 type Engine struct {
 	cfg    Config
@@ -220,14 +238,20 @@ func Tokenize(m *ggml.Model, text string) ([]int32, error) {
 // what is wrong with the sampling settings. When ctx ends, the request ends and
 // its sequence is free after the decode in progress at the latest.
 func (e *Engine) Start(ctx context.Context, req Request) (*Generation, error) {
-	return e.start(ctx, req, e.cfg.Queue)
+	return e.start(ctx, req, Extra{}, e.cfg.Queue)
 }
 
-func (e *Engine) start(ctx context.Context, req Request, room int) (*Generation, error) {
+// StartExtra is Start with more wishes. An answer that its grammar leaves no token
+// for ends with ggml.ErrNoToken.
+func (e *Engine) StartExtra(ctx context.Context, req Request, extra Extra) (*Generation, error) {
+	return e.start(ctx, req, extra, e.cfg.Queue)
+}
+
+func (e *Engine) start(ctx context.Context, req Request, extra Extra, room int) (*Generation, error) {
 	if ctx.Err() != nil {
 		return nil, context.Cause(ctx)
 	}
-	g, err := e.generation(req)
+	g, err := e.generation(req, extra)
 	if err != nil {
 		return nil, err
 	}
@@ -240,7 +264,7 @@ func (e *Engine) start(ctx context.Context, req Request, room int) (*Generation,
 }
 
 // generation checks a request and makes its state, sampler included.
-func (e *Engine) generation(req Request) (*Generation, error) {
+func (e *Engine) generation(req Request, extra Extra) (*Generation, error) {
 	n := len(req.Prompt)
 	if n == 0 {
 		return nil, errors.New("the prompt is empty")
@@ -248,7 +272,10 @@ func (e *Engine) generation(req Request) (*Generation, error) {
 	if n >= e.cfg.Context {
 		return nil, &ContextError{Prompt: n, Limit: e.cfg.Context}
 	}
-	g := &Generation{left: e.cfg.Context - n, started: e.cfg.Now(), notify: make(chan struct{}, 1)}
+	if extra.Top < 0 || extra.Top > maxTop {
+		return nil, fmt.Errorf("%d alternatives of each token, 0 to %d allowed", extra.Top, maxTop)
+	}
+	g := &Generation{left: e.cfg.Context - n, extra: extra, started: e.cfg.Now(), notify: make(chan struct{}, 1)}
 	if req.MaxTokens > 0 {
 		g.left = min(g.left, req.MaxTokens)
 	}
@@ -262,6 +289,7 @@ func (e *Engine) generation(req Request) (*Generation, error) {
 	cfg := ggml.SamplerConfig{
 		Temperature: req.Temperature, TopK: req.TopK, TopP: req.TopP, MinP: req.MinP, Seed: req.Seed,
 		RepeatPenalty: req.RepeatPenalty, FrequencyPenalty: req.FrequencyPenalty, PresencePenalty: req.PresencePenalty,
+		Grammar: extra.Grammar, Triggers: extra.Triggers, ControlText: extra.Special,
 	}
 	if len(req.LogitBias) > 0 {
 		cfg.LogitBias = make(map[ggml.Token]float32, len(req.LogitBias))

@@ -16,6 +16,7 @@ type Generation struct {
 	tokens  []ggml.Token // prompt, then answer
 	left    int          // tokens that may still come
 	sampler *ggml.Sampler
+	extra   Extra
 	started time.Time
 	unwatch func() bool
 
@@ -23,6 +24,7 @@ type Generation struct {
 
 	mu        sync.Mutex // guards what follows
 	pieces    []piece
+	read      piece // that Next returned last
 	err       error // io.EOF when complete
 	finish    string
 	generated int
@@ -30,10 +32,12 @@ type Generation struct {
 	decoding  bool  // in the batch that is being decoded
 }
 
-// piece is a token with its bytes.
+// piece is a token with its bytes and, where asked for, log-probabilities.
 type piece struct {
-	token ggml.Token
-	bytes []byte
+	token  ggml.Token
+	bytes  []byte
+	chosen TokenProb
+	top    []TokenProb
 }
 
 // watch ends the request when ctx ends.
@@ -79,11 +83,11 @@ func (g *Generation) wake() {
 }
 
 // add hands a token to the caller.
-func (g *Generation) add(t ggml.Token, bytes []byte) {
+func (g *Generation) add(p piece) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.generated++
-	g.pieces = append(g.pieces, piece{t, bytes})
+	g.pieces = append(g.pieces, p)
 	g.wake()
 }
 
@@ -114,7 +118,7 @@ func (g *Generation) NextToken(ctx context.Context) (ggml.Token, []byte, error) 
 		g.mu.Lock()
 		if len(g.pieces) > 0 {
 			p := g.pieces[0]
-			g.pieces = g.pieces[1:]
+			g.pieces, g.read = g.pieces[1:], p
 			g.mu.Unlock()
 			return p.token, p.bytes, nil
 		}

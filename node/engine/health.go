@@ -91,7 +91,7 @@ func (e *Engine) Canary(ctx context.Context) error {
 	for i := range n {
 		req.Prompt = append(req.Prompt, int32(i*vocab/n))
 	}
-	g, err := e.start(ctx, req, math.MaxInt-e.cfg.Sequences)
+	g, err := e.start(ctx, req, Extra{}, math.MaxInt-e.cfg.Sequences)
 	if err != nil {
 		return fmt.Errorf("canary: %w", err)
 	}

@@ -192,16 +192,25 @@ func (e *Engine) deliver(s *slot) {
 		return
 	}
 	g := s.g
-	t := g.sampler.Sample(e.ctx, s.out)
+	t, err := g.sampler.Sample(e.ctx, s.out)
+	if err != nil {
+		e.release(s, fmt.Errorf("the next token cannot be drawn: %w", err), "")
+		return
+	}
 	e.count(func(st *Stats) { st.Generated++ })
 	g.left--
+	p := piece{token: t}
+	if g.extra.Logprobs {
+		p.chosen, p.top = e.probs(e.ctx.Logits(s.out), t, g.extra.Top)
+	}
 	if e.cfg.Model.IsEOG(t) {
-		g.add(t, nil)
+		g.add(p)
 		e.release(s, io.EOF, "stop")
 		return
 	}
 	g.tokens = append(g.tokens, t)
-	g.add(t, e.cfg.Model.Piece(t, false))
+	p.bytes = e.cfg.Model.Piece(t, g.extra.Special)
+	g.add(p)
 	if g.left == 0 {
 		e.release(s, io.EOF, "length")
 	}

@@ -292,7 +292,8 @@ func properties(raw []byte) ([]property, error) {
 }
 
 // until writes the rules name0… for any text up to and with stop, by its prefix
-// automaton: rule k is where k characters of stop have come.
+// automaton: rule k is where k characters of stop have come. A comment has stop in
+// one piece: the engine lets control tokens through whose text the grammar has.
 func until(name, stop string) string {
 	runes := []rune(stop)
 	var letters []rune
@@ -306,6 +307,7 @@ func until(name, stop string) string {
 		class.WriteString(escapeRune(r))
 	}
 	var b strings.Builder
+	fmt.Fprintf(&b, "# %s0 ends with %s\n", name, gbnfText(stop))
 	for k := range runes {
 		fmt.Fprintf(&b, "%s%d ::= ", name, k)
 		for _, r := range letters {

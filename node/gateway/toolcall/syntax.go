@@ -90,9 +90,8 @@ func syntaxOf(f Family) *syntax {
 }
 
 // Trigger lists the texts of which any begins a call that Grammar knows: a
-// grammar may start at one instead of at the answer's first token. It is for
-// vocabularies that have the text as one token, since llama.cpp's sampler fails
-// on a token that goes beyond it. Nil: there is no such text.
+// grammar may start at one instead of at the answer's first token. Nil: there is no
+// such text.
 func Trigger(f Family) []string {
 	form := forms[f]
 	switch {

@@ -157,8 +157,9 @@ func TestUntil(t *testing.T) {
 				t.Errorf("%q ends in %q at %d, want %d", stop, text, end, want)
 			}
 		}
-		if lines := strings.Count(until("x", stop), "\n"); lines != len([]rune(stop)) {
-			t.Errorf("%d rules for %q", lines, stop)
+		text, rules, _ := strings.Cut(until("x", stop), "\n")
+		if lines := strings.Count(rules, "\n"); lines != len([]rune(stop)) || text != "# x0 ends with "+gbnfText(stop) {
+			t.Errorf("%q and %d rules for %q", text, lines, stop)
 		}
 	}
 }
