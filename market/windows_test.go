@@ -71,6 +71,7 @@ func TestLargestRingFits(t *testing.T) {
 	for i := range MaxNear {
 		a.Near = append(a.Near, Neighbour{strings.Repeat("p", maxPeer-1) + string(rune('a'+i)), maxRTT})
 	}
+	a.Machine = &Machine{maxHint, maxCores, maxHint, maxHint, maxLayer, maxHint, maxHint, maxRTT}
 	t.Logf("%d bytes of %d", len(encode(t, a)), MaxBody)
 }
 
