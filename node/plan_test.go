@@ -55,7 +55,7 @@ func TestPlanSpec(t *testing.T) {
 		{Name: "a", RAM: 2e9, Disk: 100e9, CPU: plan.Speed{Bytes: 20e9, Batch: 40e9, Layer: 20 * time.Microsecond}, Up: 100e6, Down: 50e6, Call: 150 * time.Microsecond},
 		{Name: "b", RAM: 1e9, VRAM: 8 << 30, Disk: unlimitedDisk, Has: true, Cores: 4, GPU: plan.Speed{Bytes: 500e9, Layer: 15 * time.Microsecond}},
 	}
-	if !slices.Equal(nodes, want) {
+	if !reflect.DeepEqual(nodes, want) {
 		t.Errorf("nodes %+v, want %+v", nodes, want)
 	}
 	for _, tt := range []struct {

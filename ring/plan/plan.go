@@ -203,7 +203,9 @@ func (q *Query) whole() Candidate {
 		return refused(WholeReplica, short)
 	}
 	speed := func(f *fitted) float64 { return 1 / q.time(f, 1).total() }
-	slices.SortStableFunc(fits, func(a, b *fitted) int { return cmp.Compare(speed(b), speed(a)) })
+	slices.SortStableFunc(fits, func(a, b *fitted) int {
+		return cmp.Or(cmp.Compare(speed(b), speed(a)), cmp.Compare(a.Download, b.Download))
+	})
 	c := Candidate{Kind: WholeReplica, One: q.time(fits[0], 1).rate(1)}
 	for k := 1; k <= min(len(fits), q.Sequences); k++ {
 		step := q.time(fits[k-1], q.share(k)) // of the slowest
