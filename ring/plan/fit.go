@@ -119,7 +119,7 @@ func Fit(q Query, node Node) (Place, error) {
 	if err := q.check(); err != nil {
 		return Place{}, err
 	}
-	f, err := q.fit(node.guess(), q.everything())
+	f, err := q.fit(node.guess().index(&q.Model), q.everything())
 	if err != nil {
 		return Place{}, err
 	}
@@ -240,19 +240,22 @@ func (q *Query) everything() load { return load{Whole, q.all(), true} }
 
 // held is what of a load a node has on disk already.
 func (q *Query) held(node Node, l load) (n int64) {
-	for i := l.window.Begin; i < l.window.End && len(node.Held) > 0; i++ {
-		if node.dense(i) {
+	if len(node.layers) == 0 {
+		return 0
+	}
+	for i := l.window.Begin; i < l.window.End; i++ {
+		if node.layers[i].dense {
 			n += q.Model.Layers[i].Dense
 		}
 		if l.experts {
-			n += q.Model.Layers[i].Expert * int64(node.experts(i, gguf.Range{End: q.Model.Experts}))
+			n += q.Model.Layers[i].Expert * int64(node.layers[i].experts)
 		}
 	}
-	if q.first(l) && node.dense(0) {
+	if q.first(l) && node.layers[0].dense {
 		n += q.Model.Embedding
 	}
-	if q.last(l) && node.dense(l.window.End-1) {
-		if n += q.Model.Unused; !(q.first(l) && q.Model.Tied && node.dense(0)) {
+	if q.last(l) && node.layers[l.window.End-1].dense {
+		if n += q.Model.Unused; !(q.first(l) && q.Model.Tied && node.layers[0].dense) {
 			n += q.Model.Head
 		}
 	}

@@ -21,6 +21,7 @@ type Node struct {
 	Call       time.Duration // what asking another node costs beyond round trip and compute; 0: UnknownCall
 	guessedCPU bool
 	guessedGPU bool
+	layers     []layerHeld // Held by layer; nil: nothing
 }
 
 // Piece is what a node has of a model already, beside Disk: of each of some layers the
@@ -32,9 +33,21 @@ type Piece struct {
 	Experts gguf.Range
 }
 
-// dense says whether the node has a layer's dense part.
-func (n Node) dense(layer int) bool {
-	return slices.ContainsFunc(n.Held, func(p Piece) bool { return p.Dense && p.Layers.Contains(layer) })
+// layerHeld is what a node has of a layer.
+type layerHeld struct {
+	dense   bool
+	experts int
+}
+
+// index counts what the node has of each layer of a model.
+func (n Node) index(m *Model) Node {
+	for i := 0; i < len(m.Layers) && len(n.Held) > 0; i++ {
+		n.layers = append(n.layers, layerHeld{
+			slices.ContainsFunc(n.Held, func(p Piece) bool { return p.Dense && p.Layers.Contains(i) }),
+			n.experts(i, gguf.Range{End: m.Experts}),
+		})
+	}
+	return n
 }
 
 // experts counts those of a layer that the node has, within a range.

@@ -120,7 +120,7 @@ func Make(q Query) (*Plan, error) {
 	p := &Plan{}
 	nodes := make([]Node, len(q.Nodes))
 	for i, n := range q.Nodes {
-		nodes[i] = n.guess()
+		nodes[i] = n.guess().index(&q.Model)
 		if nodes[i].guessedCPU || nodes[i].guessedGPU {
 			p.Notes = append(p.Notes, fmt.Sprintf("the speed of %s is not known: it is guessed", n.Name))
 		}
