@@ -69,6 +69,8 @@ const (
 	MaxSlots = 4096
 	// MaxLease is the longest lease.
 	MaxLease = 10 * time.Minute
+	// MaxHint bounds every size and rate of what a node gives, in bytes.
+	MaxHint = 1 << 50
 
 	maxName   = 96
 	maxPeer   = 128         // bytes of a neighbour's identity
@@ -77,7 +79,6 @@ const (
 	maxHotAll = 640         // hot experts of one announcement
 	maxLayer  = time.Second // of a machine: slower does not compute
 	maxCores  = 4096
-	maxHint   = 1 << 50
 	maxPairs  = 1 << 50
 	shareUnit = 10_000
 )

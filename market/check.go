@@ -58,8 +58,8 @@ func (a *Announcement) check() error {
 	if len(a.Models) > MaxModels {
 		return refuse(TooMany, "%d models, at most %d", len(a.Models), MaxModels)
 	}
-	if c := a.Capacity; max(c.RowsPerSecond, c.FreeDisk, c.FreeMemory) > maxHint {
-		return refuse(BadHint, "capacity %+v, at most %d each", c, int64(maxHint))
+	if c := a.Capacity; max(c.RowsPerSecond, c.FreeDisk, c.FreeMemory) > MaxHint {
+		return refuse(BadHint, "capacity %+v, at most %d each", c, int64(MaxHint))
 	}
 	if err := a.Machine.check(); err != nil {
 		return err
@@ -92,8 +92,8 @@ func (m *Machine) check() error {
 	switch {
 	case m == nil:
 		return nil
-	case max(m.VRAM, m.Bytes, m.Batch, m.Up, m.Down) > maxHint:
-		return refuse(BadMachine, "sizes and rates of %+v, at most %d each", *m, int64(maxHint))
+	case max(m.VRAM, m.Bytes, m.Batch, m.Up, m.Down) > MaxHint:
+		return refuse(BadMachine, "sizes and rates of %+v, at most %d each", *m, int64(MaxHint))
 	case m.Cores < 0 || m.Cores > maxCores:
 		return refuse(BadMachine, "%d cores, at most %d", m.Cores, maxCores)
 	case m.Layer < 0 || m.Layer > maxLayer:
@@ -105,8 +105,8 @@ func (m *Machine) check() error {
 }
 
 func (m *ModelNews) check() error {
-	if m.Memory > maxHint {
-		return refuse(BadHint, "a model loaded in %d bytes, at most %d", m.Memory, int64(maxHint))
+	if m.Memory > MaxHint {
+		return refuse(BadHint, "a model loaded in %d bytes, at most %d", m.Memory, int64(MaxHint))
 	}
 	if err := checkName(m.Name); err != nil {
 		return refuse(BadName, "%v", err)
@@ -160,8 +160,8 @@ func checkLease(s State, lease time.Duration, what fmt.Stringer) error {
 func (w *WindowHolding) wanted() bool { return w.State == Claimed || w.State == Loading }
 
 func checkWindows(m *ModelNews) error {
-	if r := m.Room; min(r.Disk, r.Memory) < 0 || max(r.Disk, r.Memory) > maxHint {
-		return refuse(BadHint, "room for a window of %+v, at most %d each", r, int64(maxHint))
+	if r := m.Room; min(r.Disk, r.Memory) < 0 || max(r.Disk, r.Memory) > MaxHint {
+		return refuse(BadHint, "room for a window of %+v, at most %d each", r, int64(MaxHint))
 	}
 	for i := range m.Windows {
 		w := &m.Windows[i]

@@ -45,18 +45,18 @@ func TestRefusedMachines(t *testing.T) {
 		change func(*Announcement)
 		want   Reason
 	}{
-		{"GPU of a planet", machine(func(m *Machine) { m.VRAM = maxHint + 1 }), BadMachine},
+		{"GPU of a planet", machine(func(m *Machine) { m.VRAM = MaxHint + 1 }), BadMachine},
 		{"negative cores", machine(func(m *Machine) { m.Cores = -1 }), BadMachine},
 		{"cores of a planet", machine(func(m *Machine) { m.Cores = maxCores + 1 }), BadMachine},
-		{"first row at the speed of thought", machine(func(m *Machine) { m.Bytes = maxHint + 1 }), BadMachine},
-		{"further rows likewise", machine(func(m *Machine) { m.Batch = maxHint + 1 }), BadMachine},
+		{"first row at the speed of thought", machine(func(m *Machine) { m.Bytes = MaxHint + 1 }), BadMachine},
+		{"further rows likewise", machine(func(m *Machine) { m.Batch = MaxHint + 1 }), BadMachine},
 		{"layer before its time", machine(func(m *Machine) { m.Layer = -1 }), BadMachine},
 		{"layer of two seconds", machine(func(m *Machine) { m.Layer = 2 * time.Second }), BadMachine},
-		{"upload of a planet", machine(func(m *Machine) { m.Up = maxHint + 1 }), BadMachine},
-		{"download of a planet", machine(func(m *Machine) { m.Down = maxHint + 1 }), BadMachine},
+		{"upload of a planet", machine(func(m *Machine) { m.Up = MaxHint + 1 }), BadMachine},
+		{"download of a planet", machine(func(m *Machine) { m.Down = MaxHint + 1 }), BadMachine},
 		{"call before its time", machine(func(m *Machine) { m.Call = -1 }), BadMachine},
 		{"call of two minutes", machine(func(m *Machine) { m.Call = 2 * time.Minute }), BadMachine},
-		{"model in the memory of a planet", func(a *Announcement) { a.Models[0].Memory = maxHint + 1 }, BadHint},
+		{"model in the memory of a planet", func(a *Announcement) { a.Models[0].Memory = MaxHint + 1 }, BadHint},
 		{"away with a machine", func(a *Announcement) { a.Away, a.Capacity, a.Models = true, Capacity{}, nil }, AwayHolds},
 	} {
 		a := machineSample()
