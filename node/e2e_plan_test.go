@@ -120,6 +120,7 @@ func TestPlanOfLiveNetwork(t *testing.T) {
 		}
 	}
 	n.plansOtherwise(stages[0])
+	n.plansUnknown(at)
 
 	// without the source, the ring that runs is what there is
 	if err := n.backbone.stop(); err != nil {
@@ -137,6 +138,26 @@ func TestPlanOfLiveNetwork(t *testing.T) {
 	}
 	if w := p.of(plan.WholeReplica); !strings.Contains(w.Refused, "does not fit") {
 		t.Errorf("whole replica: %+v, want that it does not fit", w)
+	}
+}
+
+// plansUnknown asks a node that has nothing of the model and no use for it: it fetches the
+// header.
+func (n *network) plansUnknown(at string) {
+	n.t.Helper()
+	r := n.join("r", "--peer", at, "--role", "relay")
+	p := n.plansUntil(r, "backbone", func(p livePlan) bool { return len(p.Nodes) == 4 })
+	if p.Model != "backbone" || p.Nodes[0].Has != "" {
+		n.t.Errorf("planned %+v for %s", p.Nodes, p.Model)
+	}
+	if held := n.models(r); len(held) != 1 || held[0].Held == 0 || held[0].Held > held[0].Total/4 {
+		n.t.Errorf("%+v is stored, want the header", held)
+	}
+	if text, err := n.plans(r, PlanOptions{}, ""); err == nil || !strings.Contains(err.Error(), "no model of its own: name one") {
+		n.t.Errorf("%s, %v", text, err)
+	}
+	if err := r.stop(); err != nil {
+		n.t.Fatal(err)
 	}
 }
 

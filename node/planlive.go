@@ -100,12 +100,14 @@ func (n *Node) planAround(q *plan.Query, s subject) (peers []planPeer, notes []s
 // authors lists what this node and its peers say of themselves, and the peers that are
 // connected and say nothing.
 func (n *Node) authors(now time.Time) ([]market.Author, error) {
-	own := n.exchange.latest.Load()
-	if own == nil {
+	latest := n.exchange.latest.Load()
+	if latest == nil {
 		return nil, errors.New("the node is starting: try again")
 	}
-	self := n.host.ID().String()
-	list := append(n.exchange.table.Authors(now), market.Author{Peer: self, News: own})
+	own := *latest
+	own.Models = slices.Clone(own.Models)
+	n.exchange.machine(&own) // as it is now: it may just have been measured
+	list := append(n.exchange.table.Authors(now), market.Author{Peer: n.host.ID().String(), News: &own})
 	for _, p := range n.host.Peers() {
 		id := p.ID.String()
 		if p.Peer != nil && !slices.ContainsFunc(list, func(a market.Author) bool { return a.Peer == id }) {
