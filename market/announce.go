@@ -21,12 +21,17 @@ import (
 // bytes. Maps have integer keys. Decoding refuses any other encoding of the same value, unknown
 // keys, keys given twice, and trailing bytes. A key is left out where its value is zero.
 //
-//	announcement  1 version, 2 away, 3 capacity, 4 models, 5 near
+//	announcement  1 version, 2 away, 3 capacity, 4 models, 5 near, 6 machine
 //	              away: the author leaves politely; there is nothing else in the map then
-//	capacity      [rows per second, free disk bytes, free memory bytes]; hints, 0 unknown
-//	model         1 id (32 bytes), 2 name, 3 shape, 4 flags, 5 holdings, 6 demand, 7 windows, 8 room
+//	capacity      [rows per second, free disk bytes, free memory bytes]; hints, 0 unknown, but
+//	              for the bytes where there is a machine
+//	machine       [free bytes of the GPU's memory, cores, bytes of weights per second for the
+//	              first row of a step, the same for each further one, ns for a layer beside,
+//	              bytes per second up, down, ns for asking another node]; 0 unknown or without
+//	model         1 id (32 bytes), 2 name, 3 shape, 4 flags, 5 holdings, 6 demand, 7 windows, 8 room,
+//	              9 bytes of memory, or of the GPU's, that the author has the model loaded in
 //	              flags: bit 0, the author has every byte and sends any; bit 1, the author runs
-//	              the model for clients
+//	              the model for clients; bit 2, its windows are without the experts
 //	shape         [layers, experts per MoE layer, [begin, end, begin, end…] of the MoE layers];
 //	              of a dense model [layers, 0, []]
 //	holding       [first layer, end, first expert, end, state, lease]
@@ -43,8 +48,8 @@ import (
 //	room          [disk bytes, memory bytes] that the author gives to a window of the model
 //	near          [[peer, µs]…] round trips that the author measured, by peer
 //
-// Version history: 1; keys 5 of an announcement, 7 and 8 of a model were added later, and a
-// reader without them refuses the record.
+// Version history: 1; keys 5 and 6 of an announcement, 7, 8, 9 and flag 2 of a model were added
+// later, and a reader without them refuses the record.
 const (
 	wireVersion = 1
 
@@ -64,13 +69,16 @@ const (
 	MaxSlots = 4096
 	// MaxLease is the longest lease.
 	MaxLease = 10 * time.Minute
+	// MaxHint bounds every size and rate of what a node gives, in bytes.
+	MaxHint = 1 << 50
 
 	maxName   = 96
 	maxPeer   = 128         // bytes of a neighbour's identity
 	maxRTT    = time.Minute // slower is not a neighbour
 	maxToken  = time.Minute // slower does not compute
 	maxHotAll = 640         // hot experts of one announcement
-	maxHint   = 1 << 50
+	maxLayer  = time.Second // of a machine: slower does not compute
+	maxCores  = 4096
 	maxPairs  = 1 << 50
 	shareUnit = 10_000
 )
@@ -145,17 +153,30 @@ type ModelNews struct {
 	Shape    Shape
 	Full     bool // has every byte: a source of any slice
 	Backbone bool // runs the model for clients
+	Dense    bool // its windows are without the experts
 	Holdings []Holding
 	Demand   []LayerDemand // layers ascending
 	Windows  []WindowHolding
 	Room     Footprint // given to a window, held already or not; zero: none
+	Memory   uint64    // bytes that the author has the model loaded in, of its GPU's where it has one; 0: not, or not told
 }
 
-// Capacity hints at what the author can take on. Zero is unknown.
+// Capacity hints at what the author can take on. Zero is unknown, unless a Machine is told too.
 type Capacity struct {
 	RowsPerSecond uint64
 	FreeDisk      uint64 // bytes
 	FreeMemory    uint64 // bytes
+}
+
+// Machine is what an author computes with, for those who plan. Zero is unknown, or without.
+type Machine struct {
+	VRAM     uint64        // free bytes of the memory of its GPU
+	Cores    int           // that it computes with
+	Bytes    uint64        // of weights that the first row of a step goes through in a second
+	Batch    uint64        // likewise each further row
+	Layer    time.Duration // of a step beyond that, for every layer
+	Up, Down uint64        // bytes per second to and from others
+	Call     time.Duration // of asking another node, beyond round trip and compute
 }
 
 // Announcement is all that a node says of itself. Whoever reads one shares it: it is never
@@ -165,6 +186,7 @@ type Announcement struct {
 	Capacity Capacity
 	Models   []ModelNews
 	Near     []Neighbour // by peer, ascending
+	Machine  *Machine    // nil: not told
 }
 
 type wireAnnouncement struct {
@@ -173,6 +195,17 @@ type wireAnnouncement struct {
 	Capacity *wireCapacity `cbor:"3,keyasint,omitempty"`
 	Models   []wireModel   `cbor:"4,keyasint,omitempty"`
 	Near     []wireNear    `cbor:"5,keyasint,omitempty"`
+	Machine  *wireMachine  `cbor:"6,keyasint,omitempty"`
+}
+
+type wireMachine struct {
+	_            struct{} `cbor:",toarray"`
+	VRAM         uint64
+	Cores        int
+	Bytes, Batch uint64
+	Layer        int64 // ns
+	Up, Down     uint64
+	Call         int64 // ns
 }
 
 type wireCapacity struct {
@@ -189,6 +222,7 @@ type wireModel struct {
 	Demand   []wireDemand  `cbor:"6,keyasint,omitempty"`
 	Windows  []wireWindow  `cbor:"7,keyasint,omitempty"`
 	Room     *wireRoom     `cbor:"8,keyasint,omitempty"`
+	Memory   uint64        `cbor:"9,keyasint,omitempty"`
 }
 
 type wireShape struct {
@@ -235,6 +269,7 @@ type wireNear struct {
 const (
 	flagFull uint = 1 << iota
 	flagBackbone
+	flagDense
 )
 
 var (
@@ -272,6 +307,10 @@ func (a *Announcement) Encode() ([]byte, error) {
 	for _, n := range a.Near {
 		w.Near = append(w.Near, wireNear{Peer: n.Peer, RTT: micros(n.RTT)})
 	}
+	if m := a.Machine; m != nil {
+		w.Machine = &wireMachine{VRAM: m.VRAM, Cores: m.Cores, Bytes: m.Bytes, Batch: m.Batch,
+			Layer: m.Layer.Nanoseconds(), Up: m.Up, Down: m.Down, Call: m.Call.Nanoseconds()}
+	}
 	b, err := encMode.Marshal(w)
 	if err == nil && len(b) > MaxBody {
 		return nil, refuse(Oversized, "announcement of %d bytes, at most %d: hold fewer, longer ranges", len(b), MaxBody)
@@ -280,7 +319,7 @@ func (a *Announcement) Encode() ([]byte, error) {
 }
 
 func (m *ModelNews) wire() wireModel {
-	w := wireModel{ID: m.ID[:], Name: m.Name,
+	w := wireModel{ID: m.ID[:], Name: m.Name, Memory: m.Memory,
 		Shape: wireShape{Layers: m.Shape.Layers, Experts: m.Shape.Experts, MoE: []int{}}}
 	for _, r := range m.Shape.MoE {
 		w.Shape.MoE = append(w.Shape.MoE, r.Begin, r.End)
@@ -290,6 +329,9 @@ func (m *ModelNews) wire() wireModel {
 	}
 	if m.Backbone {
 		w.Flags |= flagBackbone
+	}
+	if m.Dense {
+		w.Flags |= flagDense
 	}
 	for _, h := range m.Holdings {
 		w.Holdings = append(w.Holdings, wireHolding{FirstLayer: h.Slice.Layers.Begin, EndLayer: h.Slice.Layers.End,
@@ -348,6 +390,10 @@ func Decode(body []byte) (*Announcement, error) {
 	for _, n := range w.Near {
 		a.Near = append(a.Near, Neighbour{n.Peer, fromMicros(n.RTT)})
 	}
+	if m := w.Machine; m != nil {
+		a.Machine = &Machine{VRAM: m.VRAM, Cores: m.Cores, Bytes: m.Bytes, Batch: m.Batch,
+			Layer: time.Duration(m.Layer), Up: m.Up, Down: m.Down, Call: time.Duration(m.Call)}
+	}
 	if err := a.check(); err != nil {
 		return nil, err
 	}
@@ -358,11 +404,12 @@ func Decode(body []byte) (*Announcement, error) {
 }
 
 func (w *wireModel) news() (ModelNews, error) {
-	m := ModelNews{Name: w.Name, Full: w.Flags&flagFull != 0, Backbone: w.Flags&flagBackbone != 0}
+	m := ModelNews{Name: w.Name, Memory: w.Memory,
+		Full: w.Flags&flagFull != 0, Backbone: w.Flags&flagBackbone != 0, Dense: w.Flags&flagDense != 0}
 	if copy(m.ID[:], w.ID) != len(m.ID) || len(w.ID) != len(m.ID) {
 		return m, refuse(Malformed, "model id of %d bytes, want %d", len(w.ID), len(m.ID))
 	}
-	if w.Flags&^(flagFull|flagBackbone) != 0 {
+	if w.Flags&^(flagFull|flagBackbone|flagDense) != 0 {
 		return m, refuse(Malformed, "unknown flags %#x", w.Flags)
 	}
 	m.Shape = Shape{Layers: w.Shape.Layers, Experts: w.Shape.Experts}

@@ -214,7 +214,7 @@ func TestRefusedBytes(t *testing.T) {
 		{"tag", raw("a101c101"), Malformed},
 		{"float", raw("a101f93c00"), Malformed},
 		{"id of 31 bytes", swap("0158200a00", "01581f0a"), Malformed},
-		{"unknown flag", swap("04030584", "04070584"), Malformed},
+		{"unknown flag", swap("04030584", "040b0584"), Malformed},
 		{"bounds not in pairs", swap("8401030405", "83010304"), BadShape},
 		{"hot experts not in pairs", swap("8402191388051907d0", "830219138805"), Malformed},
 		{"holding of five", swap("86010300040300", "850103000403"), Malformed},
@@ -226,7 +226,7 @@ func TestRefusedBytes(t *testing.T) {
 }
 
 func FuzzDecode(f *testing.F) {
-	for _, a := range []*Announcement{{}, {Away: true}, sample()} {
+	for _, a := range []*Announcement{{}, {Away: true}, sample(), machineSample()} {
 		b, err := a.Encode()
 		if err != nil {
 			f.Fatal(err)

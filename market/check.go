@@ -28,6 +28,7 @@ const (
 	BadLease   Reason = "bad lease"   // a lease that has run out, is too long, or of what needs none
 	BadDemand  Reason = "bad demand"  // figures that contradict each other
 	BadHint    Reason = "bad hint"    // capacity beyond any machine
+	BadMachine Reason = "bad machine" // a size or a speed that no machine has
 	AwayHolds  Reason = "away holds"  // says that it left, and that it has something
 	NoAuthor   Reason = "no author"   // a record of nobody
 	Expired    Reason = "expired"     // past its validity
@@ -51,14 +52,17 @@ func refuse(r Reason, format string, args ...any) *RefusedError {
 
 // check applies every rule that needs no knowledge of models.
 func (a *Announcement) check() error {
-	if a.Away && (len(a.Models) > 0 || len(a.Near) > 0 || a.Capacity != Capacity{}) {
+	if a.Away && (len(a.Models) > 0 || len(a.Near) > 0 || a.Machine != nil || a.Capacity != Capacity{}) {
 		return refuse(AwayHolds, "the author is away and announces %d models", len(a.Models))
 	}
 	if len(a.Models) > MaxModels {
 		return refuse(TooMany, "%d models, at most %d", len(a.Models), MaxModels)
 	}
-	if c := a.Capacity; max(c.RowsPerSecond, c.FreeDisk, c.FreeMemory) > maxHint {
-		return refuse(BadHint, "capacity %+v, at most %d each", c, int64(maxHint))
+	if c := a.Capacity; max(c.RowsPerSecond, c.FreeDisk, c.FreeMemory) > MaxHint {
+		return refuse(BadHint, "capacity %+v, at most %d each", c, int64(MaxHint))
+	}
+	if err := a.Machine.check(); err != nil {
+		return err
 	}
 	holdings, hot, windows := 0, 0, 0
 	for i := range a.Models {
@@ -84,7 +88,26 @@ func (a *Announcement) check() error {
 	return checkNear(a.Near)
 }
 
+func (m *Machine) check() error {
+	switch {
+	case m == nil:
+		return nil
+	case max(m.VRAM, m.Bytes, m.Batch, m.Up, m.Down) > MaxHint:
+		return refuse(BadMachine, "sizes and rates of %+v, at most %d each", *m, int64(MaxHint))
+	case m.Cores < 0 || m.Cores > maxCores:
+		return refuse(BadMachine, "%d cores, at most %d", m.Cores, maxCores)
+	case m.Layer < 0 || m.Layer > maxLayer:
+		return refuse(BadMachine, "%v for a layer, at most %v", m.Layer, maxLayer)
+	case m.Call < 0 || m.Call > maxRTT:
+		return refuse(BadMachine, "%v for asking another node, at most %v", m.Call, maxRTT)
+	}
+	return nil
+}
+
 func (m *ModelNews) check() error {
+	if m.Memory > MaxHint {
+		return refuse(BadHint, "a model loaded in %d bytes, at most %d", m.Memory, int64(MaxHint))
+	}
 	if err := checkName(m.Name); err != nil {
 		return refuse(BadName, "%v", err)
 	}
@@ -137,8 +160,8 @@ func checkLease(s State, lease time.Duration, what fmt.Stringer) error {
 func (w *WindowHolding) wanted() bool { return w.State == Claimed || w.State == Loading }
 
 func checkWindows(m *ModelNews) error {
-	if r := m.Room; min(r.Disk, r.Memory) < 0 || max(r.Disk, r.Memory) > maxHint {
-		return refuse(BadHint, "room for a window of %+v, at most %d each", r, int64(maxHint))
+	if r := m.Room; min(r.Disk, r.Memory) < 0 || max(r.Disk, r.Memory) > MaxHint {
+		return refuse(BadHint, "room for a window of %+v, at most %d each", r, int64(MaxHint))
 	}
 	for i := range m.Windows {
 		w := &m.Windows[i]

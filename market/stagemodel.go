@@ -37,7 +37,7 @@ func newFit(m StageModel) (*fit, error) {
 	var sum Footprint
 	for l, size := range m.Layers {
 		if !least(size) {
-			return nil, fmt.Errorf("market: layer %d takes %+v bytes, want 0 to %d", l, size, int64(maxHint))
+			return nil, fmt.Errorf("market: layer %d takes %+v bytes, want 0 to %d", l, size, int64(MaxHint))
 		}
 		if l == 0 || slices.Contains(m.Cuts, l) {
 			f.sums = append(f.sums, sum)
@@ -57,7 +57,7 @@ func newFit(m StageModel) (*fit, error) {
 // least reports whether all are plausible.
 func least(list ...Footprint) bool {
 	for _, f := range list {
-		if min(f.Disk, f.Memory) < 0 || max(f.Disk, f.Memory) > maxHint/MaxLayers {
+		if min(f.Disk, f.Memory) < 0 || max(f.Disk, f.Memory) > MaxHint/MaxLayers {
 			return false
 		}
 	}

@@ -399,7 +399,7 @@ func TestStagerRefuses(t *testing.T) {
 		"no layers":              {ID: modelA},
 		"many layers":            {Layers: make([]Footprint, MaxLayers+1)},
 		"negative layer":         model(func(m *StageModel) { m.Layers[3].Disk = -1 }),
-		"layer of a planet":      model(func(m *StageModel) { m.Layers[3].Memory = maxHint }),
+		"layer of a planet":      model(func(m *StageModel) { m.Layers[3].Memory = MaxHint }),
 		"negative embedding":     model(func(m *StageModel) { m.First.Disk = -1 }),
 		"more shared than there": model(func(m *StageModel) { m.Shared.Disk = 1 }),
 		"cut at 0":               model(func(m *StageModel) { m.Cuts = []int{0, 2} }),
@@ -484,7 +484,7 @@ func TestStageLiar(t *testing.T) {
 	for range 30 {
 		seq++
 		w := WindowHolding{Layers: layerRange(0, 48), State: Loading, Lease: MaxLease}
-		body := encode(t, &Announcement{Models: []ModelNews{{ID: modelA, Shape: s.shape, Windows: []WindowHolding{w}, Room: Footprint{maxHint, maxHint}}}})
+		body := encode(t, &Announcement{Models: []ModelNews{{ID: modelA, Shape: s.shape, Windows: []WindowHolding{w}, Room: Footprint{MaxHint, MaxHint}}}})
 		for _, n := range s.nodes {
 			if _, err := n.table.Update(Record{"liar", seq, s.now, 5 * time.Minute, body}, s.now); err != nil {
 				t.Fatal(err)

@@ -47,7 +47,7 @@ func (r *stageRound) wake(at time.Time) {
 // look tells what room there is and makes the view of the others, if the table can tell.
 func (r *stageRound) look() bool {
 	s := r.s
-	room := Footprint{max(0, min(r.b.Disk, maxHint)), max(0, min(r.b.Memory, maxHint))}
+	room := Footprint{max(0, min(r.b.Disk, MaxHint)), max(0, min(r.b.Memory, MaxHint))}
 	switch {
 	case r.b.Drain:
 		room = Footprint{}

@@ -366,6 +366,27 @@ func (t *Table) Holders(id gguf.ModelID, now time.Time) []Holder {
 	return list
 }
 
+// Author is a node and the latest that it says of itself.
+type Author struct {
+	Peer string
+	News *Announcement // not to be changed
+}
+
+// Authors lists those with a valid record that are neither lost nor away, by peer.
+func (t *Table) Authors(now time.Time) []Author {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.sweepLocked(now)
+	var list []Author
+	for _, x := range t.authors {
+		if x.present && !x.news.Away {
+			list = append(list, Author{x.id, x.news})
+		}
+	}
+	slices.SortFunc(list, func(a, b Author) int { return cmp.Compare(a.Peer, b.Peer) })
+	return list
+}
+
 // Models lists the ids that present authors announce, ascending.
 func (t *Table) Models(now time.Time) []gguf.ModelID {
 	t.mu.Lock()

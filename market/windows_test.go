@@ -50,7 +50,7 @@ func TestWindowBytes(t *testing.T) {
 func TestLargestRingFits(t *testing.T) {
 	a := &Announcement{}
 	for i := range MaxWindowsAll / MaxWindows {
-		m := ModelNews{ID: gguf.ModelID{byte(i)}, Name: strings.Repeat("n", maxName), Shape: big, Room: Footprint{maxHint, maxHint}}
+		m := ModelNews{ID: gguf.ModelID{byte(i)}, Name: strings.Repeat("n", maxName), Shape: big, Room: Footprint{MaxHint, MaxHint}}
 		for w := range MaxWindows {
 			m.Windows = append(m.Windows, WindowHolding{Layers: layerRange(24+w, 25+w), State: Serving,
 				Slots: MaxSlots, Free: MaxSlots, Token: maxToken, Batched: maxToken})
@@ -71,6 +71,7 @@ func TestLargestRingFits(t *testing.T) {
 	for i := range MaxNear {
 		a.Near = append(a.Near, Neighbour{strings.Repeat("p", maxPeer-1) + string(rune('a'+i)), maxRTT})
 	}
+	a.Machine = &Machine{MaxHint, maxCores, MaxHint, MaxHint, maxLayer, MaxHint, MaxHint, maxRTT}
 	t.Logf("%d bytes of %d", len(encode(t, a)), MaxBody)
 }
 

@@ -1,6 +1,7 @@
 package node
 
 import (
+	"errors"
 	"fmt"
 	"log/slog"
 	"math"
@@ -16,19 +17,11 @@ func (m *modelFile) admit(cfg Config, remote bool, free int64, log *slog.Logger)
 	if cfg.Model.GPULayers != 0 {
 		return nil
 	}
-	d, err := plan.Describe(m.Model)
-	if err != nil {
+	place, _, err := m.place(cfg, remote)
+	if errors.Is(err, errNotDescribed) {
 		log.Info("what the model takes in memory is not known", "reason", err)
 		return nil
 	}
-	if remote {
-		for i := range d.Layers {
-			d.Layers[i].Expert = 0
-		}
-	}
-	place, err := plan.Fit(plan.Query{
-		Model: d, Context: cfg.Model.Context, Sequences: cfg.Model.Sequences, FullWindows: true,
-	}, plan.Node{Name: "this machine", RAM: math.MaxInt64 / 4, Disk: math.MaxInt64 / 4})
 	if err != nil {
 		return err
 	}
@@ -45,4 +38,34 @@ func (m *modelFile) admit(cfg Config, remote bool, free int64, log *slog.Logger)
 			"model", m.name, "bytes", place.RAM, "free", free)
 	}
 	return nil
+}
+
+// errNotDescribed means that a model's header does not say what it takes.
+var errNotDescribed = errors.New("the model is not described")
+
+// place is what a model takes on a machine that holds all of it, or all but the
+// experts; overhead is what of the memory is neither weights nor caches.
+func (m *modelFile) place(cfg Config, remote bool) (p plan.Place, overhead int64, err error) {
+	d, err := plan.Describe(m.Model)
+	if err != nil {
+		return p, 0, fmt.Errorf("%w: %w", errNotDescribed, err)
+	}
+	if remote {
+		for i := range d.Layers {
+			d.Layers[i].Expert = 0
+		}
+	}
+	q := plan.Query{Model: d, Context: cfg.Model.Context, Sequences: cfg.Model.Sequences, FullWindows: true}
+	p, err = plan.Fit(q, plan.Node{Name: hereName, RAM: math.MaxInt64 / 4, Disk: math.MaxInt64 / 4})
+	return p, q.Overhead(), err
+}
+
+// takes is the memory of a model that is loaded, without what any process has; 0: not
+// known, as of one that lies on a GPU in part.
+func (m *modelFile) takes(cfg Config, remote bool) int64 {
+	p, overhead, err := m.place(cfg, remote)
+	if err != nil || cfg.Model.GPULayers != 0 {
+		return 0
+	}
+	return max(0, p.RAM-overhead)
 }

@@ -31,6 +31,7 @@ type backbone struct {
 	model    *ggml.Model
 	engine   *engine.Engine
 	tried    atomic.Bool // a canary went through every part once
+	takes    int64       // bytes of memory for weights and caches; 0: not known
 }
 
 // openBackbone loads the model, after a child process tried it, and answers for it.
@@ -47,7 +48,7 @@ func (n *Node) openBackbone(ctx context.Context, file *modelFile) error {
 	if err := file.probe(ctx, n.cfg, n.rt.Release(), remote); err != nil {
 		return err
 	}
-	b := &backbone{file: file}
+	b := &backbone{file: file, takes: file.takes(n.cfg, remote)}
 	cfg := ggml.ModelConfig{Path: file.path, GPULayers: n.cfg.Model.GPULayers}
 	if cfg.Overrides, err = n.cfg.Model.overrides(); err != nil {
 		return err

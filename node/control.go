@@ -37,6 +37,8 @@ type Daemon interface {
 	// Model carries out a request on the model store. It calls emit like Ask, the
 	// last time with Done.
 	Model(ctx context.Context, req api.ModelRequest, emit func(api.ModelEvent) error) error
+	// Plan says in which ways a model could run on this node and its peers.
+	Plan(ctx context.Context, req api.PlanRequest) (*api.PlanResult, error)
 }
 
 // Limits of the control API.
@@ -71,6 +73,7 @@ func OpenControl(path string, d Daemon, log *slog.Logger) (*Control, error) {
 	mux.HandleFunc("GET "+api.PathCoverage, c.coverage)
 	mux.HandleFunc("POST "+api.PathPause, c.pause)
 	mux.HandleFunc("POST "+api.PathModels, c.model)
+	mux.HandleFunc("POST "+api.PathPlan, c.plan)
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
 		c.fail(w, &api.Error{Code: api.CodeNotFound, Message: fmt.Sprintf("this daemon does not know %s %s: is it older than the program that asks?", r.Method, r.URL.Path)})
 	})
@@ -200,6 +203,20 @@ func (c *Control) model(w http.ResponseWriter, r *http.Request) {
 			return emit(api.ModelEvent{Error: apiError(err)})
 		}
 		return nil
+	})
+}
+
+func (c *Control) plan(w http.ResponseWriter, r *http.Request) {
+	var req api.PlanRequest
+	if !c.read(w, r, &req) {
+		return
+	}
+	stream(w, r, func(ctx context.Context, emit func(api.PlanEvent) error) error {
+		done, err := c.daemon.Plan(ctx, req)
+		if err != nil {
+			return emit(api.PlanEvent{Error: apiError(err)})
+		}
+		return emit(api.PlanEvent{Done: done})
 	})
 }
 

@@ -2,6 +2,7 @@ package node
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -56,6 +57,10 @@ func (d *daemonFunc) Model(_ context.Context, req api.ModelRequest, emit func(ap
 	return emit(api.ModelEvent{Models: []api.StoredModel{{ID: req.Model}}, Done: true})
 }
 
+func (d *daemonFunc) Plan(_ context.Context, req api.PlanRequest) (*api.PlanResult, error) {
+	return &api.PlanResult{Text: req.Model, Plan: json.RawMessage(fmt.Sprintf("[%d,%d]", req.Context, req.Sequences))}, d.err
+}
+
 // TestControlSwarm: what is asked of the swarm part arrives, and so do its answers and errors.
 func TestControlSwarm(t *testing.T) {
 	d := &daemonFunc{}
@@ -79,11 +84,16 @@ func TestControlSwarm(t *testing.T) {
 	if err != nil || len(events) != 2 || events[0].Progress.What != "verify" || events[1].Models[0].ID != "abc" {
 		t.Errorf("model: %+v, %v", events, err)
 	}
+	plan, err := c.Plan(t.Context(), api.PlanRequest{Model: "abc", Context: 3, Sequences: 2})
+	if err != nil || plan.Text != "abc" || string(plan.Plan) != "[3,2]" {
+		t.Errorf("plan: %+v, %v", plan, err)
+	}
 	d.err = &api.Error{Code: api.CodeNotFound, Message: "no model abc"}
+	_, planErr := c.Plan(t.Context(), api.PlanRequest{})
 	_, covErr := c.Coverage(t.Context())
 	_, pauseErr := c.Pause(t.Context(), true)
 	modelErr := c.Model(t.Context(), api.ModelRequest{Action: api.ModelPin}, func(api.ModelEvent) error { return nil })
-	for _, err := range []error{covErr, pauseErr, modelErr} {
+	for _, err := range []error{covErr, pauseErr, modelErr, planErr} {
 		var e *api.Error
 		if !errors.As(err, &e) || e.Code != api.CodeNotFound {
 			t.Errorf("error %v, want %v", err, d.err)
@@ -214,6 +224,7 @@ func TestControlRefuses(t *testing.T) {
 		{"hot", "POST", api.PathAsk, `{"prompt":"a","temperature":11}`, 400, "temperature = 11"},
 		{"top_p", "POST", api.PathAsk, `{"prompt":"a","top_p":-1}`, 400, "top_p = -1"},
 		{"stops", "POST", api.PathAsk, `{"prompt":"a","stop":[` + strings.Repeat(`"a",`, 16) + `"a"]}`, 400, "17 stop texts"},
+		{"unknown field of a plan", "POST", api.PathPlan, `{"modle":"a"}`, 400, "modle"},
 		{"unknown path", "GET", "/v9/x", ``, 404, "does not know GET /v9/x"},
 		{"wrong method", "DELETE", api.PathStatus, ``, 404, "does not know DELETE"},
 	}

@@ -9,6 +9,7 @@ import (
 	"maps"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/libp2p/go-libp2p/core/peer"
@@ -51,6 +52,7 @@ type exchange struct {
 	stager    *stager                                      // nil: it runs no window of layers
 	rings     *rings                                       // nil: nobody asks here for the models of rings
 	runs      func(now time.Time) (market.ModelNews, bool) // the model that this node runs for clients; may be nil
+	machine   func(*market.Announcement)                   // adds what this node gives and computes with
 	onPeer    func()                                       // a peer is ready, or said something new
 	onDirect  func(peer.ID)                                // a peer that was reached by a relay is now without one
 	onHeard   func()                                       // what others hold has changed; called by run
@@ -70,6 +72,8 @@ type exchange struct {
 	provided []string                   // keys that this node is found by
 	loops    sync.WaitGroup
 
+	latest atomic.Pointer[market.Announcement] // what this node says now; nil before it has looked
+
 	mu    sync.Mutex                        // guards shown
 	shown map[gguf.ModelID][]market.Holding // what news said last that is held, for the status
 }
@@ -88,7 +92,7 @@ func newExchange(host *p2p.Host, w *weights, policy market.Policy, log *slog.Log
 	}
 	s := &exchange{
 		self: host.ID(), host: host, table: table, weights: w, policy: policy, log: log, wake: make(chan struct{}, 1),
-		onPeer: func() {}, onHeard: func() {}, onDirect: func(peer.ID) {},
+		onPeer: func() {}, onHeard: func() {}, onDirect: func(peer.ID) {}, machine: func(*market.Announcement) {},
 		served: map[peer.ID][]string{}, relayed: map[peer.ID]bool{},
 		learning: map[gguf.ModelID]bool{}, learned: make(chan learned), retry: map[gguf.ModelID]time.Time{},
 		sought: map[gguf.ModelID]time.Time{},
@@ -233,6 +237,7 @@ func (s *exchange) step(ctx context.Context, now time.Time) (next time.Time) {
 		}
 	}
 	news := s.news(now)
+	s.latest.Store(news)
 	body, err := news.Encode()
 	if err != nil {
 		s.log.Error("own announcement cannot be made", "error", err)
@@ -295,7 +300,6 @@ func (s *exchange) news(now time.Time) *market.Announcement {
 	}
 	if s.stager != nil && s.stager.market != nil {
 		s.stager.news(about(s.stager.model))
-		a.Near = s.stager.node.neighbours()
 	}
 	for id, n := range byID {
 		g := s.weights.known(id)
@@ -314,6 +318,7 @@ func (s *exchange) news(now time.Time) *market.Announcement {
 	}
 	slices.SortFunc(a.Models, func(a, b market.ModelNews) int { return bytes.Compare(a.ID[:], b.ID[:]) })
 	a.Models = a.Models[:min(len(a.Models), market.MaxModels)]
+	s.machine(a)
 	return a
 }
 
@@ -321,10 +326,11 @@ func (s *exchange) news(now time.Time) *market.Announcement {
 // told when there is something else to tell, and now and then.
 func steady(a *market.Announcement) []byte {
 	s := *a
-	s.Near = nil
+	s.Near, s.Machine, s.Capacity = nil, nil, market.Capacity{}
 	s.Models = slices.Clone(a.Models)
 	for i := range s.Models {
 		m := &s.Models[i]
+		m.Memory = 0
 		m.Windows = slices.Clone(m.Windows)
 		for j := range m.Windows {
 			m.Windows[j].Free, m.Windows[j].Token, m.Windows[j].Batched = 0, 0, 0

@@ -1,6 +1,7 @@
 package node
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -22,7 +23,7 @@ import (
 
 // PlanOptions says what PlanModel prints, beside the settings of the node.
 type PlanOptions struct {
-	Nodes   string // file that describes nodes; "": this machine, and what its daemon knows of others
+	Nodes   string // file that describes nodes; "": this machine, and the peers of its daemon
 	JSON    bool
 	Measure bool // measure this machine first, or do only that when no model is named
 }
@@ -30,62 +31,125 @@ type PlanOptions struct {
 // PlanFlags adds the options to a command's flags.
 func PlanFlags(set *flag.FlagSet) *PlanOptions {
 	o := &PlanOptions{}
-	set.StringVar(&o.Nodes, "nodes", "", "`file` that describes the nodes (default: this machine and who serves the model now)")
+	set.StringVar(&o.Nodes, "nodes", "", "`file` that describes the nodes (default: this machine and the peers of its daemon)")
 	set.BoolVar(&o.JSON, "json", false, "print it as JSON")
 	set.BoolVar(&o.Measure, "measure", false, "measure the speed of this machine first, and keep it in the data folder")
 	return o
 }
 
 // PlanModel prints the ways in which a model could run. It reads the model's header
-// only. The model is a file, or one of the store by its name or id; "" is the
-// node's.
+// only. The model is a file, or one of the store or of the network by its name or id; ""
+// is the node's. While a daemon runs here, it plans for itself and its peers.
 func PlanModel(ctx context.Context, cfg Config, opts PlanOptions, model string, out io.Writer) error {
 	if opts.Measure {
 		if err := measureHere(ctx, cfg, out, opts.JSON); err != nil || model == "" {
 			return err
 		}
 	}
-	name, g, done, err := openForPlan(ctx, cfg, model)
+	var spec string
+	if opts.Nodes != "" {
+		var err error
+		if spec, err = readPlanSpec(opts.Nodes); err != nil {
+			return err
+		}
+	}
+	done, err := planByDaemon(ctx, cfg, model, spec)
+	if err == nil && done == nil {
+		done, err = planHere(ctx, cfg, model, spec)
+	}
 	if err != nil {
 		return err
 	}
+	if !opts.JSON {
+		_, err = io.WriteString(out, printable(done.Text))
+		return err
+	}
+	enc := json.NewEncoder(out)
+	enc.SetIndent("", "  ")
+	return enc.Encode(done.Plan)
+}
+
+// planByDaemon has the daemon make the plan; nil when none runs, or when what only it
+// knows is not needed.
+func planByDaemon(ctx context.Context, cfg Config, model, spec string) (*api.PlanResult, error) {
+	model = cmp.Or(model, cfg.Model.Path)
+	_, err := os.Stat(model)
+	if isFile := err == nil; isFile && spec != "" || !isFile && looksLikeFile(model) {
+		return nil, nil
+	} else if isFile {
+		if model, err = filepath.Abs(model); err != nil { // the daemon works in another folder
+			return nil, err
+		}
+	}
+	done, err := client.New(cfg.Control).Plan(ctx, api.PlanRequest{
+		Model: model, Context: cfg.Model.Context, Sequences: cfg.Model.Sequences, Nodes: spec,
+	})
+	if errors.Is(err, client.ErrNoDaemon) {
+		return nil, nil
+	}
+	return done, err
+}
+
+// planHere plans without a daemon: for described nodes, or for this machine alone.
+func planHere(ctx context.Context, cfg Config, model, spec string) (*api.PlanResult, error) {
+	name, g, done, err := openForPlan(ctx, cfg, model)
+	if err != nil {
+		return nil, err
+	}
 	defer done()
-	q := plan.Query{Context: cfg.Model.Context, Sequences: cfg.Model.Sequences, FullWindows: true}
+	q, err := planQuery(name, g, cfg.Model.Context, cfg.Model.Sequences)
+	if err != nil {
+		return nil, err
+	}
+	var notes []string
+	if spec != "" {
+		q.Nodes, q.RTT, err = parsePlanSpec([]byte(spec))
+	} else {
+		var here plan.Node
+		here, notes, err = thisMachine(cfg)
+		here.Has = g.Kind() == gguf.Full
+		q.Nodes = []plan.Node{here}
+		notes = append(notes, "no daemon runs here, so only this machine was looked at: `kvasird run` has it know its network, --nodes FILE describes other nodes")
+	}
+	if err != nil {
+		return nil, err
+	}
+	return makePlan(name, q, notes, nil)
+}
+
+// planQuery asks about the model of a header, without nodes yet.
+func planQuery(name string, g *gguf.Model, context, sequences int) (q plan.Query, err error) {
+	q = plan.Query{Context: context, Sequences: sequences, FullWindows: true}
 	if q.Model, err = plan.Describe(g); err != nil {
-		return fmt.Errorf("%s: %w", name, err)
+		return q, fmt.Errorf("%s: %w", name, err)
 	}
 	if q.Cuts, err = g.Cuts(); err != nil {
 		q.NoCuts = err.Error()
 	}
 	// A plan numbers the layers that compute.
 	q.Cuts = slices.DeleteFunc(q.Cuts, func(c int) bool { return c >= len(q.Model.Layers) })
-	var rtt planRTT
-	var notes []string
-	if opts.Nodes != "" {
-		q.Nodes, rtt, err = readPlanSpec(opts.Nodes)
-	} else {
-		q.Nodes, rtt, notes, err = liveNodes(ctx, cfg, g, name)
-	}
-	if err != nil {
-		return err
-	}
-	q.RTT = rtt.between
+	return q, nil
+}
+
+// makePlan plans, and writes that for people and programs. peers are nodes of a network
+// as they tell of themselves, those that are not planned with too.
+func makePlan(name string, q plan.Query, notes []string, peers []planPeer) (*api.PlanResult, error) {
 	p, err := plan.Make(q)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	p.Notes = append(notes, p.Notes...)
-	if opts.JSON {
-		enc := json.NewEncoder(out)
-		enc.SetIndent("", "  ")
-		return enc.Encode(struct {
-			Model     string `json:"model"`
-			Context   int    `json:"context"`
-			Sequences int    `json:"sequences"`
-			*plan.Plan
-		}{name, q.Context, q.Sequences, p})
+	text, err := json.Marshal(struct {
+		Model     string     `json:"model"`
+		Context   int        `json:"context"`
+		Sequences int        `json:"sequences"`
+		Nodes     []planPeer `json:"nodes,omitempty"`
+		*plan.Plan
+	}{name, q.Context, q.Sequences, peers, p})
+	if err != nil {
+		return nil, err
 	}
-	return writePlan(out, name, q, p)
+	return &api.PlanResult{Text: planText(name, q, p, peers), Plan: text}, nil
 }
 
 // openForPlan opens a model's header. A name that is no file is looked for in the
@@ -106,19 +170,24 @@ func openForPlan(ctx context.Context, cfg Config, model string) (name string, g 
 	}
 	g, err = gguf.OpenModel(model)
 	if err == nil {
-		return strings.TrimSuffix(filepath.Base(model), ".gguf"), g, func() { g.Close() }, nil
+		return nameOf(model), g, func() { g.Close() }, nil
 	}
-	if !errors.Is(err, os.ErrNotExist) || strings.ContainsRune(model, filepath.Separator) || strings.HasSuffix(model, ".gguf") {
+	if !errors.Is(err, os.ErrNotExist) || looksLikeFile(model) {
 		return "", nil, nil, err
 	}
 	return openStored(ctx, cfg, model)
+}
+
+// looksLikeFile says whether what a person calls a model can only be a file.
+func looksLikeFile(model string) bool {
+	return strings.ContainsRune(model, filepath.Separator) || strings.HasSuffix(model, ".gguf")
 }
 
 // openStored opens a model of the store, of which the header is held at the least.
 func openStored(ctx context.Context, cfg Config, model string) (name string, g *gguf.Model, done func(), err error) {
 	data, err := OpenData(cfg.Data)
 	if errors.Is(err, ErrDataBusy) {
-		return "", nil, nil, fmt.Errorf("%q is no file, and the store is in use by the daemon: name the model's file", model)
+		return "", nil, nil, fmt.Errorf("%q is no file, and the store is in use by a kvasird that does not answer at %s: name the model's file, or try again when it is started", model, cfg.Control)
 	}
 	if err != nil {
 		return "", nil, nil, err
@@ -159,45 +228,4 @@ call_time = "%dus"
 
 `, m.Threads, filepath.Join(cfg.Data, measuredName), m.Speed.Bytes/1e9, m.Speed.Batch/1e9, m.Speed.Layer.Microseconds(), m.Call.Microseconds())
 	return err
-}
-
-// hereName is this machine in a plan.
-const hereName = "this machine"
-
-// liveNodes are this machine and, when a daemon runs here, the peers that serve
-// experts of the model, with what they serve: that much they have. What is not
-// known comes back in words.
-func liveNodes(ctx context.Context, cfg Config, g *gguf.Model, name string) ([]plan.Node, planRTT, []string, error) {
-	here, notes, err := thisMachine(cfg)
-	if err != nil {
-		return nil, nil, nil, err
-	}
-	here.Has = g.Kind() == gguf.Full
-	rtt := planRTT{}
-	c := client.New(cfg.Control)
-	st, err := c.Status(ctx)
-	if errors.Is(err, client.ErrNoDaemon) {
-		return []plan.Node{here}, rtt, append(notes, "no daemon runs here, so this plan is for this machine alone: --nodes FILE describes others"), nil
-	}
-	if err != nil {
-		return nil, nil, nil, err
-	}
-	maps, err := c.Coverage(ctx)
-	if err != nil {
-		return nil, nil, nil, err
-	}
-	i := slices.IndexFunc(maps, func(m api.CoverageMap) bool { return m.Model == name })
-	if i < 0 {
-		return []plan.Node{here}, rtt, append(notes, "no peer is known to serve this model, so this plan is for this machine alone"), nil
-	}
-	peers := servingNodes(g, maps[i], st)
-	for _, p := range st.Peers {
-		if p.RTTMicro > 0 {
-			rtt.set(hereName, p.ID, microseconds(p.RTTMicro))
-		}
-	}
-	if len(peers) > 0 {
-		notes = append(notes, "of a peer it is only known what it serves now, and its round trip to this machine")
-	}
-	return append([]plan.Node{here}, peers...), rtt, notes, nil
 }

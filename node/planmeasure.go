@@ -13,6 +13,7 @@ import (
 	"kvasird/ggml"
 	"kvasird/ggml/gguf"
 	"kvasird/ggml/tiny"
+	"kvasird/market"
 	"kvasird/ring/plan"
 )
 
@@ -49,7 +50,10 @@ func loadMeasured(dir, release string, threads int) (Measured, bool) {
 	if err != nil || json.Unmarshal(text, &m) != nil {
 		return Measured{}, false
 	}
-	return m, m.Release == release && m.Threads == threads && m.Speed.Bytes > 0
+	s := m.Speed
+	sound := s.Bytes > 0 && s.Bytes <= market.MaxHint && s.Batch >= 0 && s.Batch <= market.MaxHint &&
+		s.Layer >= 0 && s.Layer <= time.Second && m.Call >= 0 && m.Call <= time.Second
+	return m, sound && m.Release == release && m.Threads == threads
 }
 
 // Measure times the shipped and a generated model on this machine, alone and with

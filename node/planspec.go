@@ -59,29 +59,28 @@ type specLink struct {
 	RTT     string   `toml:"rtt"`
 }
 
-// readPlanSpec reads the nodes of a file and the round trips between them.
-func readPlanSpec(path string) ([]plan.Node, planRTT, error) {
+// readPlanSpec reads a description of nodes that is sound.
+func readPlanSpec(path string) (string, error) {
 	f, err := os.Open(path)
 	if err != nil {
-		return nil, nil, fmt.Errorf("description of nodes: %w", err)
+		return "", fmt.Errorf("description of nodes: %w", err)
 	}
 	defer f.Close()
 	text, err := io.ReadAll(io.LimitReader(f, maxSpecFile+1))
 	if err != nil {
-		return nil, nil, fmt.Errorf("description of nodes: %w", err)
+		return "", fmt.Errorf("description of nodes: %w", err)
 	}
 	if len(text) > maxSpecFile {
-		return nil, nil, fmt.Errorf("description of nodes: %s is larger than %d bytes", path, maxSpecFile)
+		return "", fmt.Errorf("description of nodes: %s is larger than %d bytes", path, maxSpecFile)
 	}
-	nodes, rtt, err := parsePlanSpec(text)
-	if err != nil {
-		return nil, nil, fmt.Errorf("description of nodes: %s:%w", path, err)
+	if _, _, err := parsePlanSpec(text); err != nil {
+		return "", fmt.Errorf("description of nodes: %s:%w", path, err)
 	}
-	return nodes, rtt, nil
+	return string(text), nil
 }
 
 // parsePlanSpec decodes strictly; errors about the form begin with the line.
-func parsePlanSpec(text []byte) ([]plan.Node, planRTT, error) {
+func parsePlanSpec(text []byte) ([]plan.Node, roundTrip, error) {
 	var spec planSpec
 	err := toml.NewDecoder(bytes.NewReader(text)).DisallowUnknownFields().Decode(&spec)
 	var unknown *toml.StrictMissingError
@@ -109,7 +108,7 @@ func parsePlanSpec(text []byte) ([]plan.Node, planRTT, error) {
 		nodes = append(nodes, n)
 	}
 	rtt, err := spec.links(nodes)
-	return nodes, rtt, err
+	return nodes, rtt.between, err
 }
 
 // node reads the texts of one node.
@@ -179,13 +178,15 @@ func parseSpan(key, text string) (time.Duration, error) {
 	return d, nil
 }
 
+// roundTrip is what plan.Query.RTT asks.
+type roundTrip = func(a, b string) (time.Duration, bool)
+
 // planRTT are round trips between named nodes; that of two empty names stands for
 // all others.
 type planRTT map[[2]string]time.Duration
 
 func (r planRTT) set(a, b string, d time.Duration) { r[[2]string{min(a, b), max(a, b)}] = d }
 
-// between is what plan.Query.RTT asks.
 func (r planRTT) between(a, b string) (time.Duration, bool) {
 	d, ok := r[[2]string{min(a, b), max(a, b)}]
 	if !ok {

@@ -1,16 +1,17 @@
 package node
 
 import (
+	"cmp"
 	"fmt"
-	"io"
 	"strings"
 	"text/tabwriter"
 
 	"kvasird/ring/plan"
 )
 
-// writePlan prints a plan for people: first what to do, then each way.
-func writePlan(out io.Writer, name string, q plan.Query, p *plan.Plan) error {
+// planText writes a plan for people: first what to do, then each way, then what is
+// known of the nodes of a network.
+func planText(name string, q plan.Query, p *plan.Plan, peers []planPeer) string {
 	var b strings.Builder
 	all, inExperts := q.Model.Bytes()
 	fmt.Fprintf(&b, "%s: %s, %d layers, %s of weights", name, q.Model.Arch, len(q.Model.Layers), byteText(all))
@@ -28,14 +29,43 @@ func writePlan(out io.Writer, name string, q plan.Query, p *plan.Plan) error {
 	for _, c := range p.Candidates {
 		writeWay(&b, c, q)
 	}
+	writePeers(&b, peers)
 	for _, n := range p.Notes {
 		fmt.Fprintf(&b, "\nNote: %s.", n)
 	}
 	if len(p.Notes) > 0 {
 		fmt.Fprintln(&b)
 	}
-	_, err := io.WriteString(out, printable(b.String()))
-	return err
+	return b.String()
+}
+
+// writePeers prints what nodes tell of themselves, and why some are not planned with.
+func writePeers(b *strings.Builder, peers []planPeer) {
+	if len(peers) == 0 {
+		return
+	}
+	fmt.Fprint(b, "\nNodes, as they tell of themselves\n")
+	t := tabwriter.NewWriter(b, 0, 0, 2, ' ', 0)
+	fmt.Fprint(t, "  node\tmemory\tGPU memory\tdisk\tweights/s\tround trip\thas of the model\n")
+	for _, p := range peers {
+		if p.LeftOut != "" {
+			continue
+		}
+		speed, rtt := "guessed", "-"
+		if p.Speed > 0 {
+			speed = bytesText(int64(p.Speed)) + "/s"
+		}
+		if p.RTTMicro > 0 {
+			rtt = fmt.Sprintf("%.2g ms", float64(p.RTTMicro)/1000)
+		}
+		fmt.Fprintf(t, "  %s\t%s\t%s\t%s\t%s\t%s\t%s\n", p.Name, byteText(p.Memory), byteText(p.VRAM), byteText(p.Disk), speed, rtt, cmp.Or(p.Has, "-"))
+	}
+	t.Flush()
+	for _, p := range peers {
+		if p.LeftOut != "" {
+			fmt.Fprintf(b, "  %s is left out: %s\n", p.Name, p.LeftOut)
+		}
+	}
 }
 
 // writeWay prints one candidate.

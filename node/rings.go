@@ -275,20 +275,27 @@ func (m *ringModel) query(avoid []ring.Hop) plan.ChainQuery {
 	for _, h := range avoid {
 		q.Avoid = append(q.Avoid, h.Peer)
 	}
+	q.RTT = n.roundTrips(now)
+	return q
+}
+
+// roundTrips tells the round trip between two nodes: as this one measured its own, as
+// others announce theirs.
+func (n *Node) roundTrips(now time.Time) func(a, b string) (time.Duration, bool) {
+	self := n.host.ID().String()
 	own := map[string]time.Duration{}
 	for _, p := range n.host.Peers() {
 		own[p.ID.String()] = p.RTT
 	}
-	q.RTT = func(a, b string) (time.Duration, bool) {
-		if b == q.Entry {
+	return func(a, b string) (time.Duration, bool) {
+		if b == self {
 			a, b = b, a
 		}
-		if a == q.Entry && own[b] > 0 {
+		if a == self && own[b] > 0 {
 			return own[b], true
 		}
 		return n.exchange.table.RTT(a, b, now)
 	}
-	return q
 }
 
 func chainOf(windows []plan.Window) ring.Chain {
@@ -427,8 +434,8 @@ func (a *ringAnswer) Next(ctx context.Context) ([]byte, error) {
 // Finish says why a complete answer ended.
 func (a *ringAnswer) Finish() string { return a.session.Finish() }
 
-// neighbours are the nearest peers, for the announcement of a stage.
-func (n *Node) neighbours() []market.Neighbour {
+// neighbours are the nearest peers, for an announcement.
+func (n *Node) neighbours(most int) []market.Neighbour {
 	var out []market.Neighbour
 	for _, p := range n.host.Peers() {
 		if p.Peer != nil && p.RTT > 0 {
@@ -436,7 +443,7 @@ func (n *Node) neighbours() []market.Neighbour {
 		}
 	}
 	slices.SortFunc(out, func(a, b market.Neighbour) int { return cmp.Compare(a.RTT, b.RTT) })
-	out = out[:min(len(out), market.MaxNear)]
+	out = out[:min(len(out), most)]
 	slices.SortFunc(out, func(a, b market.Neighbour) int { return cmp.Compare(a.Peer, b.Peer) })
 	return out
 }

@@ -297,7 +297,7 @@ func (s *stager) note(err error) {
 
 // news adds what to announce to n.
 func (s *stager) news(n *market.ModelNews) {
-	n.Windows, n.Room = s.market.Windows(), s.market.Room()
+	n.Windows, n.Room, n.Dense = s.market.Windows(), s.market.Room(), s.dispatch.Load() != nil
 	part := s.part.Load()
 	for i := range n.Windows {
 		w := &n.Windows[i]
@@ -347,6 +347,20 @@ func (s *stager) windows(id gguf.ModelID) (list []market.WindowHolder) {
 		list = append(list, market.WindowHolder{Peer: s.node.host.ID().String(), WindowHolding: w})
 	}
 	return list
+}
+
+// loaded is the memory of the window that is loaded of a model.
+func (s *stager) loaded(id gguf.ModelID) int64 {
+	if s == nil || s.model != id {
+		return 0
+	}
+	part := s.part.Load()
+	if part == nil {
+		return 0
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.takes(part.Layers()).Memory
 }
 
 // save writes which window is here, or on its way; restore takes it up again.

@@ -65,7 +65,10 @@ func (s *Session) repair(ctx context.Context, r *report, lost []Hop) ([]Hop, err
 		if again = r.code == CodeReset; !again && !slices.Contains(lost, hop) {
 			avoid = append(slices.Clone(lost), hop)
 		}
-		if !busy { // who is busy now is not so for good
+		if !busy {
+			s.moved = true
+		}
+		if !busy || s.fresh() { // who is busy now is not so for good: a session that runs comes back
 			lost = avoid
 		}
 		if r.code.final() {
@@ -91,13 +94,25 @@ func (s *Session) repair(ctx context.Context, r *report, lost []Hop) ([]Hop, err
 			return lost, context.Cause(ctx)
 		case err == nil:
 			chain = next
-		case !busy:
+		case !busy || s.fresh():
 			return lost, fmt.Errorf("%w; no replacement: %w", cause, err)
 		}
 	}
 	s.e.cfg.Logger.Info("ring session is repaired", "cause", cause.Error(), "stages", len(chain))
 	s.change(chain)
 	return lost, nil
+}
+
+// fresh says that a session holds nothing anywhere: it did not run yet, and busy stages
+// are all that kept it from that. There is nothing to wait for then but a free sequence,
+// and that is for its client to decide.
+func (s *Session) fresh() bool {
+	select {
+	case <-s.opened:
+		return false
+	default:
+		return !s.moved
+	}
 }
 
 var errRepairs = errors.New("the session was repaired too often without a token")

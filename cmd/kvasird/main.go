@@ -29,7 +29,7 @@ var commands = []command{
 	{"doctor", "say what is wrong with this machine", doctor},
 	{"network", "create a network, invite into it, revoke", network},
 	{"model", "add, list, verify, remove and pin the models of this node's store", model},
-	{"plan", "[MODEL] [flags]: say how a model would run on this machine, or on nodes that a file describes, and how fast", plan},
+	{"plan", "[MODEL] [flags]: say how a model would run on this machine and its peers, or on nodes that a file describes, and how fast", plan},
 	{"bench", "measure dispatch, swarm against alone, and the expert kernel", bench},
 	{"version", "print the version", version},
 	{"probe", "try out a model file (started by run, reads a request from its standard input)", probe},

@@ -1,10 +1,13 @@
 package api
 
+import "encoding/json"
+
 // Paths of what a node knows of its swarm and does in it.
 const (
 	PathCoverage = "/v1/coverage" // GET → []CoverageMap
 	PathPause    = "/v1/pause"    // POST PauseRequest → PauseResult
 	PathModels   = "/v1/models"   // POST ModelRequest → one ModelEvent per line, the last with Done or Error
+	PathPlan     = "/v1/plan"     // POST PlanRequest → one PlanEvent per line, the last with Done or Error
 )
 
 // CoverageMap says how well the experts of one model are held, as this node
@@ -131,4 +134,24 @@ type StoredModel struct {
 	Total  int64  `json:"total"`
 	Pinned bool   `json:"pinned,omitempty"`
 	Note   string `json:"note,omitempty"` // what is wrong with it
+}
+
+// PlanRequest asks in which ways a model could run on this node and its peers.
+type PlanRequest struct {
+	Model     string `json:"model,omitempty"` // id, the beginning of one, a name, or the absolute path of a GGUF; "": the node's
+	Context   int    `json:"context"`         // tokens of all sequences together
+	Sequences int    `json:"sequences"`       // that run at once
+	Nodes     string `json:"nodes,omitempty"` // TOML that describes nodes, to plan for those instead
+}
+
+// PlanEvent is one line of the answer.
+type PlanEvent struct {
+	Done  *PlanResult `json:"done,omitempty"`
+	Error *Error      `json:"error,omitempty"`
+}
+
+// PlanResult is a plan, for people and for programs.
+type PlanResult struct {
+	Text string          `json:"text"`
+	Plan json.RawMessage `json:"plan"`
 }

@@ -133,6 +133,20 @@ func (c *Client) Model(ctx context.Context, req api.ModelRequest, emit func(api.
 	})
 }
 
+// Plan asks in which ways a model could run. It may take as long as fetching the header
+// of the model does.
+func (c *Client) Plan(ctx context.Context, req api.PlanRequest) (*api.PlanResult, error) {
+	var done *api.PlanResult
+	err := events(ctx, c, api.PathPlan, req, func(ev api.PlanEvent) (bool, error) {
+		if ev.Error != nil {
+			return true, ev.Error
+		}
+		done = ev.Done
+		return done != nil, nil
+	})
+	return done, err
+}
+
 // events sends a request and calls take for every line of the answer until it
 // says that this was the last.
 func events[E any](ctx context.Context, c *Client, path string, req any, take func(E) (last bool, err error)) error {

@@ -97,6 +97,10 @@ func (q *Query) scratch(last bool) int64 {
 	return int64(n) * batchTokens * 4
 }
 
+// Overhead is what a node takes of memory at most beside weights and caches, which a
+// daemon does not count against what it gives.
+func (q *Query) Overhead() int64 { return processBytes + q.scratch(true) }
+
 // fitted is a load on a node: where each part of it lies.
 type fitted struct {
 	Place
@@ -115,7 +119,7 @@ func Fit(q Query, node Node) (Place, error) {
 	if err := q.check(); err != nil {
 		return Place{}, err
 	}
-	f, err := q.fit(node.guess(), load{Whole, q.all(), true})
+	f, err := q.fit(node.guess().index(&q.Model), q.everything())
 	if err != nil {
 		return Place{}, err
 	}
@@ -126,8 +130,8 @@ func Fit(q Query, node Node) (Place, error) {
 // part, then as many of their experts.
 func (q *Query) fit(node Node, l load) (*fitted, error) {
 	disk := q.disk(l)
-	if disk > node.Disk && !node.Has {
-		return nil, &NoRoomError{node.Name, "weights on disk", disk - node.Disk}
+	if room := node.Disk + q.held(node, q.everything()); disk > room && !node.Has {
+		return nil, &NoRoomError{node.Name, "weights on disk", disk - room}
 	}
 	w := l.window
 	for gpu := w.Begin; gpu <= w.End; gpu++ {
@@ -141,7 +145,7 @@ func (q *Query) fit(node Node, l load) (*fitted, error) {
 		if f.RAM > node.RAM {
 			return nil, &NoRoomError{node.Name, q.what(l), f.RAM - node.RAM}
 		}
-		f.Disk, f.Download = disk, disk
+		f.Disk, f.Download = disk, disk-q.held(node, l)
 		if node.Has {
 			f.Download = 0
 		}
@@ -229,6 +233,33 @@ func (q *Query) rules(f *fitted) []string {
 		}
 	}
 	return rules
+}
+
+// everything is the load of a whole model.
+func (q *Query) everything() load { return load{Whole, q.all(), true} }
+
+// held is what of a load a node has on disk already.
+func (q *Query) held(node Node, l load) (n int64) {
+	if len(node.layers) == 0 {
+		return 0
+	}
+	for i := l.window.Begin; i < l.window.End; i++ {
+		if node.layers[i].dense {
+			n += q.Model.Layers[i].Dense
+		}
+		if l.experts {
+			n += q.Model.Layers[i].Expert * int64(node.layers[i].experts)
+		}
+	}
+	if q.first(l) && node.layers[0].dense {
+		n += q.Model.Embedding
+	}
+	if q.last(l) && node.layers[l.window.End-1].dense {
+		if n += q.Model.Unused; !(q.first(l) && q.Model.Tied && node.layers[0].dense) {
+			n += q.Model.Head
+		}
+	}
+	return n
 }
 
 // disk is what of the model's files a load needs.

@@ -2,7 +2,10 @@ package plan
 
 import (
 	"fmt"
+	"slices"
 	"time"
+
+	"kvasird/ggml/gguf"
 )
 
 // Node is a machine that a model may be spread over, and what it gives.
@@ -11,12 +14,50 @@ type Node struct {
 	RAM, VRAM  int64 // bytes for the model and all that runs it; VRAM 0: no GPU
 	Disk       int64 // bytes for weights
 	Has        bool  // it has the model's file already
-	Cores      int   // what its speed is guessed from when that is not known
+	Held       []Piece
+	Cores      int // what its speed is guessed from when that is not known
 	CPU, GPU   Speed
 	Up, Down   float64       // bytes per second to and from others; 0: UnknownRate
 	Call       time.Duration // what asking another node costs beyond round trip and compute; 0: UnknownCall
 	guessedCPU bool
 	guessedGPU bool
+	layers     []layerHeld // Held by layer; nil: nothing
+}
+
+// Piece is what a node has of a model already, beside Disk: of each of some layers the
+// dense part, that of the first and the last with the embedding and the head, and
+// some experts. No two of a node share an expert.
+type Piece struct {
+	Layers  gguf.Range
+	Dense   bool
+	Experts gguf.Range
+}
+
+// layerHeld is what a node has of a layer.
+type layerHeld struct {
+	dense   bool
+	experts int
+}
+
+// index counts what the node has of each layer of a model.
+func (n Node) index(m *Model) Node {
+	for i := 0; i < len(m.Layers) && len(n.Held) > 0; i++ {
+		n.layers = append(n.layers, layerHeld{
+			slices.ContainsFunc(n.Held, func(p Piece) bool { return p.Dense && p.Layers.Contains(i) }),
+			n.experts(i, gguf.Range{End: m.Experts}),
+		})
+	}
+	return n
+}
+
+// experts counts those of a layer that the node has, within a range.
+func (n Node) experts(layer int, within gguf.Range) (count int) {
+	for _, p := range n.Held {
+		if p.Layers.Contains(layer) {
+			count += p.Experts.Intersect(within).Len()
+		}
+	}
+	return min(count, within.Len())
 }
 
 // Speed is how fast weights are worked through. The zero value is not known: it is

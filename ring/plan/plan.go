@@ -120,7 +120,7 @@ func Make(q Query) (*Plan, error) {
 	p := &Plan{}
 	nodes := make([]Node, len(q.Nodes))
 	for i, n := range q.Nodes {
-		nodes[i] = n.guess()
+		nodes[i] = n.guess().index(&q.Model)
 		if nodes[i].guessedCPU || nodes[i].guessedGPU {
 			p.Notes = append(p.Notes, fmt.Sprintf("the speed of %s is not known: it is guessed", n.Name))
 		}
@@ -203,7 +203,9 @@ func (q *Query) whole() Candidate {
 		return refused(WholeReplica, short)
 	}
 	speed := func(f *fitted) float64 { return 1 / q.time(f, 1).total() }
-	slices.SortStableFunc(fits, func(a, b *fitted) int { return cmp.Compare(speed(b), speed(a)) })
+	slices.SortStableFunc(fits, func(a, b *fitted) int {
+		return cmp.Or(cmp.Compare(speed(b), speed(a)), cmp.Compare(a.Download, b.Download))
+	})
 	c := Candidate{Kind: WholeReplica, One: q.time(fits[0], 1).rate(1)}
 	for k := 1; k <= min(len(fits), q.Sequences); k++ {
 		step := q.time(fits[k-1], q.share(k)) // of the slowest

@@ -26,7 +26,7 @@ func (q *Query) room(n Node) int {
 		have = n.device() - deviceBytes // a worker's experts lie in one place
 	}
 	if !n.Has {
-		have = min(have, n.Disk)
+		have = min(have, n.Disk+q.held(n, q.everything()))
 	}
 	if each <= 0 || have <= 0 {
 		return 0
@@ -109,17 +109,19 @@ func (p *pool) call(q *Query, from Node, worker int, l Layer, rows float64) (ask
 	return ask, send, s.experts(l.Expert, met, pairs) + s.Layer.Seconds()
 }
 
-// places are what the workers hold.
+// places are what the workers hold, in the order of what they have already.
 func (p *pool) places(q *Query) []Place {
 	var list []Place
 	at := 0
-	for i, n := range p.workers {
-		bytes := int64(0)
-		for _, l := range q.Model.Layers {
-			bytes += int64(p.count[i]) * l.Expert
-		}
+	for _, i := range p.order() {
+		n := p.workers[i]
 		place := Place{Node: n.Name, Role: Worker, Layers: q.all(),
-			Experts: gguf.Range{Begin: at, End: at + p.count[i]}, RAM: processBytes, Disk: bytes, Download: bytes}
+			Experts: gguf.Range{Begin: at, End: at + p.count[i]}, RAM: processBytes}
+		for k, l := range q.Model.Layers {
+			place.Disk += int64(p.count[i]) * l.Expert
+			place.Download += int64(p.count[i]-n.experts(k, place.Experts)) * l.Expert
+		}
+		bytes := place.Disk
 		if n.Has {
 			place.Download = 0
 		}
@@ -132,6 +134,22 @@ func (p *pool) places(q *Query) []Place {
 		list = append(list, place)
 	}
 	return list
+}
+
+// order lists the workers by the first expert that each has; those without come last.
+func (p *pool) order() []int {
+	order := make([]int, len(p.workers))
+	first := make([]int, len(p.workers))
+	for i, n := range p.workers {
+		order[i], first[i] = i, math.MaxInt
+		for _, h := range n.Held {
+			if h.Experts.Len() > 0 {
+				first[i] = min(first[i], h.Experts.Begin)
+			}
+		}
+	}
+	slices.SortStableFunc(order, func(a, b int) int { return cmp.Compare(first[a], first[b]) })
+	return order
 }
 
 // workers is the best backbone on one node with the experts on others.
