@@ -24,7 +24,8 @@ import (
 //	announcement  1 version, 2 away, 3 capacity, 4 models, 5 near
 //	              away: the author leaves politely; there is nothing else in the map then
 //	capacity      [rows per second, free disk bytes, free memory bytes]; hints, 0 unknown
-//	model         1 id (32 bytes), 2 name, 3 shape, 4 flags, 5 holdings, 6 demand, 7 windows, 8 room
+//	model         1 id (32 bytes), 2 name, 3 shape, 4 flags, 5 holdings, 6 demand, 7 windows, 8 room,
+//	              9 service
 //	              flags: bit 0, the author has every byte and sends any; bit 1, the author runs
 //	              the model for clients
 //	shape         [layers, experts per MoE layer, [begin, end, begin, end…] of the MoE layers];
@@ -41,9 +42,11 @@ import (
 //	              token alone, batched: for one more beside others, 0 unknown; a window that
 //	              does not compute yet has slots and times of 0
 //	room          [disk bytes, memory bytes] that the author gives to a window of the model
+//	service       [slots, free slots, context, token]: the author answers for the model: sequences
+//	              that it runs at once, tokens of one, µs of one token of one, 0 unknown
 //	near          [[peer, µs]…] round trips that the author measured, by peer
 //
-// Version history: 1; keys 5 of an announcement, 7 and 8 of a model were added later, and a
+// Version history: 1; keys 5 of an announcement, 7, 8 and 9 of a model were added later, and a
 // reader without them refuses the record.
 const (
 	wireVersion = 1
@@ -69,6 +72,7 @@ const (
 	maxPeer   = 128         // bytes of a neighbour's identity
 	maxRTT    = time.Minute // slower is not a neighbour
 	maxToken  = time.Minute // slower does not compute
+	maxWindow = 1 << 30     // tokens of a sequence
 	maxHotAll = 640         // hot experts of one announcement
 	maxHint   = 1 << 50
 	maxPairs  = 1 << 50
@@ -116,6 +120,15 @@ type WindowHolding struct {
 	Token, Batched time.Duration
 }
 
+// Service is what an author offers who answers for a model by itself: whoever may infer sends it
+// requests.
+type Service struct {
+	Slots   int           // sequences that it runs at once; 0: it offers nothing
+	Free    int           // of Slots
+	Context int           // tokens of one sequence, prompt and answer together
+	Token   time.Duration // one token of one sequence of late, in whole microseconds; 0 unknown
+}
+
 // Footprint is what something takes, in bytes.
 type Footprint struct{ Disk, Memory int64 }
 
@@ -149,6 +162,7 @@ type ModelNews struct {
 	Demand   []LayerDemand // layers ascending
 	Windows  []WindowHolding
 	Room     Footprint // given to a window, held already or not; zero: none
+	Service  Service   // zero: the author answers for the model to its own clients at most
 }
 
 // Capacity hints at what the author can take on. Zero is unknown.
@@ -189,6 +203,7 @@ type wireModel struct {
 	Demand   []wireDemand  `cbor:"6,keyasint,omitempty"`
 	Windows  []wireWindow  `cbor:"7,keyasint,omitempty"`
 	Room     *wireRoom     `cbor:"8,keyasint,omitempty"`
+	Service  *wireService  `cbor:"9,keyasint,omitempty"`
 }
 
 type wireShape struct {
@@ -224,6 +239,12 @@ type wireWindow struct {
 type wireRoom struct {
 	_            struct{} `cbor:",toarray"`
 	Disk, Memory int64
+}
+
+type wireService struct {
+	_                    struct{} `cbor:",toarray"`
+	Slots, Free, Context int
+	Token                int64 // µs
 }
 
 type wireNear struct {
@@ -310,6 +331,9 @@ func (m *ModelNews) wire() wireModel {
 	if m.Room != (Footprint{}) {
 		w.Room = &wireRoom{Disk: m.Room.Disk, Memory: m.Room.Memory}
 	}
+	if x := m.Service; x != (Service{}) {
+		w.Service = &wireService{Slots: x.Slots, Free: x.Free, Context: x.Context, Token: micros(x.Token)}
+	}
 	return w
 }
 
@@ -395,6 +419,9 @@ func (w *wireModel) news() (ModelNews, error) {
 	}
 	if r := w.Room; r != nil {
 		m.Room = Footprint{r.Disk, r.Memory}
+	}
+	if x := w.Service; x != nil {
+		m.Service = Service{x.Slots, x.Free, x.Context, fromMicros(x.Token)}
 	}
 	return m, nil
 }

@@ -24,6 +24,7 @@ const (
 	Overlap    Reason = "overlap"     // a cell held twice, a model twice
 	BadState   Reason = "bad state"   // a state that does not exist
 	BadWindow  Reason = "bad window"  // slots or times that no window has
+	BadService Reason = "bad service" // slots, a context or times that nobody has who answers
 	BadNear    Reason = "bad near"    // a neighbour or a round trip that cannot be
 	BadLease   Reason = "bad lease"   // a lease that has run out, is too long, or of what needs none
 	BadDemand  Reason = "bad demand"  // figures that contradict each other
@@ -102,7 +103,23 @@ func (m *ModelNews) check() error {
 	if err := checkWindows(m); err != nil {
 		return err
 	}
+	if err := m.Service.check(); err != nil {
+		return err
+	}
 	return checkDemand(m.Demand, m.Shape)
+}
+
+func (s Service) check() error {
+	switch {
+	case s == Service{}:
+	case s.Slots < 1 || s.Slots > MaxSlots || s.Free < 0 || s.Free > s.Slots:
+		return refuse(BadService, "%d of %d slots free, want 1 to %d slots", s.Free, s.Slots, MaxSlots)
+	case s.Context < 1 || s.Context > maxWindow:
+		return refuse(BadService, "a context of %d tokens, want 1 to %d", s.Context, maxWindow)
+	case s.Token < 0 || s.Token > maxToken:
+		return refuse(BadService, "a token takes %v, at most %v", s.Token, maxToken)
+	}
+	return nil
 }
 
 func (h *Holding) check(s Shape) error {
