@@ -65,13 +65,14 @@ const (
 	// MaxNear bounds the neighbours, MaxSlots the sequences of a window.
 	MaxNear  = 16
 	MaxSlots = 4096
+	// MaxToken is the longest time that a token takes: slower does not compute.
+	MaxToken = time.Minute
 	// MaxLease is the longest lease.
 	MaxLease = 10 * time.Minute
 
 	maxName   = 96
 	maxPeer   = 128         // bytes of a neighbour's identity
 	maxRTT    = time.Minute // slower is not a neighbour
-	maxToken  = time.Minute // slower does not compute
 	maxWindow = 1 << 30     // tokens of a sequence
 	maxHotAll = 640         // hot experts of one announcement
 	maxHint   = 1 << 50

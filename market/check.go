@@ -116,8 +116,8 @@ func (s Service) check() error {
 		return refuse(BadService, "%d of %d slots free, want 1 to %d slots", s.Free, s.Slots, MaxSlots)
 	case s.Context < 1 || s.Context > maxWindow:
 		return refuse(BadService, "a context of %d tokens, want 1 to %d", s.Context, maxWindow)
-	case s.Token < 0 || s.Token > maxToken:
-		return refuse(BadService, "a token takes %v, at most %v", s.Token, maxToken)
+	case s.Token < 0 || s.Token > MaxToken:
+		return refuse(BadService, "a token takes %v, at most %v", s.Token, MaxToken)
 	}
 	return nil
 }
@@ -168,8 +168,8 @@ func checkWindows(m *ModelNews) error {
 		switch {
 		case w.Free < 0 || w.Free > w.Slots || w.Slots > MaxSlots:
 			return refuse(BadWindow, "%d of %d slots free, at most %d", w.Free, w.Slots, MaxSlots)
-		case min(w.Token, w.Batched) < 0 || max(w.Token, w.Batched) > maxToken:
-			return refuse(BadWindow, "a token of window %v takes %v, or %v beside others: at most %v", w.Layers, w.Token, w.Batched, maxToken)
+		case min(w.Token, w.Batched) < 0 || max(w.Token, w.Batched) > MaxToken:
+			return refuse(BadWindow, "a token of window %v takes %v, or %v beside others: at most %v", w.Layers, w.Token, w.Batched, MaxToken)
 		case w.wanted() && (w.Slots > 0 || w.Token > 0 || w.Batched > 0):
 			return refuse(BadWindow, "%v window %v has slots or times", w.State, w.Layers)
 		}

@@ -31,6 +31,7 @@ type backbone struct {
 	model    *ggml.Model
 	engine   *engine.Engine
 	tried    atomic.Bool // a canary went through every part once
+	pace     pace        // of the exchange's goroutine
 }
 
 // openBackbone loads the model, after a child process tried it, and answers for it.
@@ -199,6 +200,7 @@ func (n *Node) keepReady(ctx context.Context, b *backbone) {
 	tick := time.NewTicker(canaryPause)
 	defer tick.Stop()
 	said, tried := "", ""
+	was := false
 	for {
 		parts := b.connected()
 		if b.engine.Ready() != nil || tried != parts {
@@ -214,6 +216,10 @@ func (n *Node) keepReady(ctx context.Context, b *backbone) {
 				said = err.Error()
 				n.log.Warn("not ready yet", "reason", said)
 			}
+		}
+		if now := n.Ready() == nil; now != was && n.exchange != nil {
+			n.exchange.changed() // others are told whether it answers
+			was = now
 		}
 		select {
 		case <-tick.C:

@@ -1,4 +1,4 @@
-package remote
+package carry
 
 // The wire format of /kvasir/<net>/gateway/1, version 1.
 //

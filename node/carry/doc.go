@@ -1,4 +1,4 @@
-// Package remote carries a generation to another node that answers for the model: the client's side
+// Package carry takes a generation to another node that answers for the model: the client's side
 // on an entry that has no weights, the server's on a node that has an engine. What travels is token
 // ids and sampling settings; text, templates and stop strings stay with the entry. What a server
 // answers from, and who may ask, it is told; how a server is found and reached, likewise the client.
@@ -14,4 +14,4 @@
 // Concurrency: Server and Client are safe for concurrent use, an Answer is read by one goroutine.
 // A request lives in the goroutine that serves it, and on the client in one that ends with the
 // request's context.
-package remote
+package carry
