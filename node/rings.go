@@ -342,10 +342,15 @@ func (m *ringModel) replan(old ring.Chain) ring.Replan {
 // Ready makes ringModel an answerer.
 func (m *ringModel) Ready() error {
 	why := m.ringReady()
-	if why != nil && m.answered() {
+	if why == nil || m.answered() {
 		return nil
 	}
-	return why
+	return alone(why)
+}
+
+// alone is why a ring is not ready where nobody else answers either.
+func alone(why error) error {
+	return fmt.Errorf("no other node answers for the model, and stages do not: %w", why)
 }
 
 // ringReady says why the ring does not answer.
@@ -367,11 +372,12 @@ func (m *ringModel) Start(ctx context.Context, req gateway.Request) (gateway.Str
 // generate has the ring answer, or another node where the ring does not.
 func (m *ringModel) generate(ctx context.Context, req engine.Request) (generation, error) {
 	err := m.settled(ctx)
-	if err == nil {
-		var g generation
-		if g, err = m.around(ctx, req); err == nil {
-			return g, nil
-		}
+	if err != nil {
+		err = alone(err)
+	} else if g, failed := m.around(ctx, req); failed == nil {
+		return g, nil
+	} else {
+		err = failed
 	}
 	if ctx.Err() != nil || !m.answered() {
 		return nil, err
