@@ -512,3 +512,27 @@ func TestClose(t *testing.T) {
 		}
 	})
 }
+
+// TestRefusedRequests: what is wrong with a request is told before anybody is asked.
+func TestRefusedRequests(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, "a")
+		for want, req := range map[string]gateway.Request{
+			"prompt of 0 tokens": {}, "temperature is -1": {Prompt: []int32{1}, Temperature: -1}, "answer of -1": {Prompt: []int32{1}, MaxTokens: -1},
+		} {
+			if _, err := w.client.Start(t.Context(), req); err == nil || !strings.Contains(err.Error(), want) {
+				t.Errorf("%v, want %q", err, want)
+			}
+		}
+		if w.calls("a") != 0 {
+			t.Error("the server was asked")
+		}
+		a, err := w.client.Start(t.Context(), gateway.Request{Prompt: []int32{8, 9}, MaxTokens: 1 << 40})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n, err := w.rest(t.Context(), a, 0); n != 2046 || err != nil {
+			t.Errorf("%d tokens where any number was asked for, %v", n, err)
+		}
+	})
+}

@@ -46,9 +46,15 @@ type Client struct {
 func NewClient(cfg ClientConfig) *Client { return &Client{cfg: cfg, mine: map[string]int{}} }
 
 // Start has a request answered, and returns once a server took it. The end of ctx ends it. Errors:
-// ErrNobody, *LongError, *BusyError, *RefusedError, or why no server was reached.
+// ErrNobody, *LongError, *BusyError, *RefusedError, what is wrong with the request, or why no server
+// was reached.
 func (c *Client) Start(ctx context.Context, req gateway.Request) (*Answer, error) {
-	a := &Answer{client: c, req: req, notify: make(chan struct{}, 1), begun: make(chan struct{}), told: make(chan struct{}, 1)}
+	asked := askOf(c.cfg.Model, &req)
+	payload, err := asked.encode()
+	if err != nil {
+		return nil, err
+	}
+	a := &Answer{client: c, req: req, ask: payload, notify: make(chan struct{}, 1), begun: make(chan struct{}), told: make(chan struct{}, 1)}
 	go a.run(ctx)
 	select {
 	case <-a.begun:
@@ -91,6 +97,7 @@ func (c *Client) use(peer string) (end func()) {
 type Answer struct {
 	client *Client
 	req    gateway.Request
+	ask    []byte        // req as an ASK
 	begun  chan struct{} // closed when a server took the request, or none did
 	notify chan struct{} // something changed for Next; holds one
 	told   chan struct{} // more was read than the server knows; holds one
@@ -243,11 +250,7 @@ func (a *Answer) try(ctx context.Context, t Target) error {
 // write sends the request, and what was read of the answer. When that fails, reading tells why.
 func (a *Answer) write(c Conn, ended <-chan struct{}) {
 	out := p2p.NewFrameWriter(c, max(maxAsk, 4*len(a.req.Prompt)))
-	asked := askOf(a.client.cfg.Model, &a.req)
-	payload, err := asked.encode()
-	if err == nil {
-		err = send(c, out, frameAsk, payload)
-	}
+	err := send(c, out, frameAsk, a.ask)
 	if err == nil {
 		err = send(c, out, framePrompt, appendTokens(nil, a.req.Prompt))
 	}
@@ -262,7 +265,7 @@ func (a *Answer) write(c Conn, ended <-chan struct{}) {
 		}
 		a.mu.Lock()
 		a.saying = a.got - len(a.tokens)
-		payload = appendTokens(nil, []int32{int32(a.saying)})
+		payload := appendTokens(nil, []int32{int32(a.saying)})
 		a.mu.Unlock()
 		err = send(c, out, frameTaken, payload)
 	}

@@ -114,7 +114,7 @@ type ask struct {
 
 func askOf(model gguf.ModelID, r *gateway.Request) ask {
 	return ask{
-		Version: wireVersion, Model: model[:], Prompt: len(r.Prompt), Most: r.MaxTokens, Temperature: r.Temperature,
+		Version: wireVersion, Model: model[:], Prompt: len(r.Prompt), Most: min(r.MaxTokens, math.MaxInt32), Temperature: r.Temperature,
 		TopK: r.TopK, TopP: r.TopP, MinP: r.MinP, Seed: r.Seed, RepeatPenalty: r.RepeatPenalty,
 		FrequencyPenalty: r.FrequencyPenalty, PresencePenalty: r.PresencePenalty, LogitBias: r.LogitBias,
 	}
