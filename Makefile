@@ -7,7 +7,7 @@ GO_FILES    = $(shell find cmd node p2p ring experts market settle ggml -name '*
 FUZZTIME   ?= 5s
 # Long tests of whole daemons, which others run with the race detector too, and of
 # what the library computes, which the detector does not see.
-NO_RACE     = ^Test(HostilePeerOfWorker|HostileWorker|KilledWorkerWithoutReplica|EndOfBackbone|Invitation|KilledDownload|QuickRestarts|Pause|LyingSources|FullDisk|FetchedBackbone|RingOfBackbones|ParityEveryArchitecture|EveryCut|QuantizedModelsRun|GeneratedModelsRun|GeneratedVariantsRun|ParityQuantised|ArchitecturesThroughWorkers)$$
+NO_RACE     = ^Test(HostilePeerOfWorker|HostileWorker|KilledWorkerWithoutReplica|EndOfBackbone|Invitation|CarriedServersLost|CarriedRights|KilledDownload|QuickRestarts|Pause|LyingSources|FullDisk|FetchedBackbone|RingOfBackbones|ParityEveryArchitecture|EveryCut|QuantizedModelsRun|GeneratedModelsRun|GeneratedVariantsRun|ParityQuantised|ArchitecturesThroughWorkers)$$
 NODES      ?= 100
 SOAK       ?= 5m
 GOTESTFLAGS ?=

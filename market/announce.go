@@ -29,7 +29,7 @@ import (
 //	              first row of a step, the same for each further one, ns for a layer beside,
 //	              bytes per second up, down, ns for asking another node]; 0 unknown or without
 //	model         1 id (32 bytes), 2 name, 3 shape, 4 flags, 5 holdings, 6 demand, 7 windows, 8 room,
-//	              9 bytes of memory, or of the GPU's, that the author has the model loaded in
+//	              9 bytes of memory, or of the GPU's, that the author has the model loaded in, 10 service
 //	              flags: bit 0, the author has every byte and sends any; bit 1, the author runs
 //	              the model for clients; bit 2, its windows are without the experts
 //	shape         [layers, experts per MoE layer, [begin, end, begin, end…] of the MoE layers];
@@ -46,9 +46,11 @@ import (
 //	              token alone, batched: for one more beside others, 0 unknown; a window that
 //	              does not compute yet has slots and times of 0
 //	room          [disk bytes, memory bytes] that the author gives to a window of the model
+//	service       [slots, free slots, context, token]: the author answers for the model: sequences
+//	              that it runs at once, tokens of one, µs of one token of one, 0 unknown
 //	near          [[peer, µs]…] round trips that the author measured, by peer
 //
-// Version history: 1; keys 5 and 6 of an announcement, 7, 8, 9 and flag 2 of a model were added
+// Version history: 1; keys 5 and 6 of an announcement, 7 to 10 and flag 2 of a model were added
 // later, and a reader without them refuses the record.
 const (
 	wireVersion = 1
@@ -67,6 +69,8 @@ const (
 	// MaxNear bounds the neighbours, MaxSlots the sequences of a window.
 	MaxNear  = 16
 	MaxSlots = 4096
+	// MaxToken is the longest time that a token takes: slower does not compute.
+	MaxToken = time.Minute
 	// MaxLease is the longest lease.
 	MaxLease = 10 * time.Minute
 	// MaxHint bounds every size and rate of what a node gives, in bytes.
@@ -75,7 +79,7 @@ const (
 	maxName   = 96
 	maxPeer   = 128         // bytes of a neighbour's identity
 	maxRTT    = time.Minute // slower is not a neighbour
-	maxToken  = time.Minute // slower does not compute
+	maxWindow = 1 << 30     // tokens of a sequence
 	maxHotAll = 640         // hot experts of one announcement
 	maxLayer  = time.Second // of a machine: slower does not compute
 	maxCores  = 4096
@@ -124,6 +128,15 @@ type WindowHolding struct {
 	Token, Batched time.Duration
 }
 
+// Service is what an author offers who answers for a model by itself: whoever may infer sends it
+// requests.
+type Service struct {
+	Slots   int           // sequences that it runs at once; 0: it offers nothing
+	Free    int           // of Slots
+	Context int           // tokens of one sequence, prompt and answer together
+	Token   time.Duration // one token of one sequence of late, in whole microseconds; 0 unknown
+}
+
 // Footprint is what something takes, in bytes.
 type Footprint struct{ Disk, Memory int64 }
 
@@ -159,6 +172,7 @@ type ModelNews struct {
 	Windows  []WindowHolding
 	Room     Footprint // given to a window, held already or not; zero: none
 	Memory   uint64    // bytes that the author has the model loaded in, of its GPU's where it has one; 0: not, or not told
+	Service  Service   // zero: the author answers for the model to its own clients at most
 }
 
 // Capacity hints at what the author can take on. Zero is unknown, unless a Machine is told too.
@@ -223,6 +237,7 @@ type wireModel struct {
 	Windows  []wireWindow  `cbor:"7,keyasint,omitempty"`
 	Room     *wireRoom     `cbor:"8,keyasint,omitempty"`
 	Memory   uint64        `cbor:"9,keyasint,omitempty"`
+	Service  *wireService  `cbor:"10,keyasint,omitempty"`
 }
 
 type wireShape struct {
@@ -258,6 +273,12 @@ type wireWindow struct {
 type wireRoom struct {
 	_            struct{} `cbor:",toarray"`
 	Disk, Memory int64
+}
+
+type wireService struct {
+	_                    struct{} `cbor:",toarray"`
+	Slots, Free, Context int
+	Token                int64 // µs
 }
 
 type wireNear struct {
@@ -352,6 +373,9 @@ func (m *ModelNews) wire() wireModel {
 	if m.Room != (Footprint{}) {
 		w.Room = &wireRoom{Disk: m.Room.Disk, Memory: m.Room.Memory}
 	}
+	if x := m.Service; x != (Service{}) {
+		w.Service = &wireService{Slots: x.Slots, Free: x.Free, Context: x.Context, Token: micros(x.Token)}
+	}
 	return w
 }
 
@@ -442,6 +466,9 @@ func (w *wireModel) news() (ModelNews, error) {
 	}
 	if r := w.Room; r != nil {
 		m.Room = Footprint{r.Disk, r.Memory}
+	}
+	if x := w.Service; x != nil {
+		m.Service = Service{x.Slots, x.Free, x.Context, fromMicros(x.Token)}
 	}
 	return m, nil
 }

@@ -226,7 +226,7 @@ func TestRefusedBytes(t *testing.T) {
 }
 
 func FuzzDecode(f *testing.F) {
-	for _, a := range []*Announcement{{}, {Away: true}, sample(), machineSample()} {
+	for _, a := range []*Announcement{{}, {Away: true}, sample(), ringSample(), serviceSample(), machineSample()} {
 		b, err := a.Encode()
 		if err != nil {
 			f.Fatal(err)

@@ -24,6 +24,7 @@ const (
 	Overlap    Reason = "overlap"     // a cell held twice, a model twice
 	BadState   Reason = "bad state"   // a state that does not exist
 	BadWindow  Reason = "bad window"  // slots or times that no window has
+	BadService Reason = "bad service" // slots, a context or times that nobody has who answers
 	BadNear    Reason = "bad near"    // a neighbour or a round trip that cannot be
 	BadLease   Reason = "bad lease"   // a lease that has run out, is too long, or of what needs none
 	BadDemand  Reason = "bad demand"  // figures that contradict each other
@@ -125,7 +126,23 @@ func (m *ModelNews) check() error {
 	if err := checkWindows(m); err != nil {
 		return err
 	}
+	if err := m.Service.check(); err != nil {
+		return err
+	}
 	return checkDemand(m.Demand, m.Shape)
+}
+
+func (s Service) check() error {
+	switch {
+	case s == Service{}:
+	case s.Slots < 1 || s.Slots > MaxSlots || s.Free < 0 || s.Free > s.Slots:
+		return refuse(BadService, "%d of %d slots free, want 1 to %d slots", s.Free, s.Slots, MaxSlots)
+	case s.Context < 1 || s.Context > maxWindow:
+		return refuse(BadService, "a context of %d tokens, want 1 to %d", s.Context, maxWindow)
+	case s.Token < 0 || s.Token > MaxToken:
+		return refuse(BadService, "a token takes %v, at most %v", s.Token, MaxToken)
+	}
+	return nil
 }
 
 func (h *Holding) check(s Shape) error {
@@ -174,8 +191,8 @@ func checkWindows(m *ModelNews) error {
 		switch {
 		case w.Free < 0 || w.Free > w.Slots || w.Slots > MaxSlots:
 			return refuse(BadWindow, "%d of %d slots free, at most %d", w.Free, w.Slots, MaxSlots)
-		case min(w.Token, w.Batched) < 0 || max(w.Token, w.Batched) > maxToken:
-			return refuse(BadWindow, "a token of window %v takes %v, or %v beside others: at most %v", w.Layers, w.Token, w.Batched, maxToken)
+		case min(w.Token, w.Batched) < 0 || max(w.Token, w.Batched) > MaxToken:
+			return refuse(BadWindow, "a token of window %v takes %v, or %v beside others: at most %v", w.Layers, w.Token, w.Batched, MaxToken)
 		case w.wanted() && (w.Slots > 0 || w.Token > 0 || w.Batched > 0):
 			return refuse(BadWindow, "%v window %v has slots or times", w.State, w.Layers)
 		}

@@ -53,7 +53,7 @@ func TestLargestRingFits(t *testing.T) {
 		m := ModelNews{ID: gguf.ModelID{byte(i)}, Name: strings.Repeat("n", maxName), Shape: big, Room: Footprint{MaxHint, MaxHint}}
 		for w := range MaxWindows {
 			m.Windows = append(m.Windows, WindowHolding{Layers: layerRange(24+w, 25+w), State: Serving,
-				Slots: MaxSlots, Free: MaxSlots, Token: maxToken, Batched: maxToken})
+				Slots: MaxSlots, Free: MaxSlots, Token: MaxToken, Batched: MaxToken})
 		}
 		a.Models = append(a.Models, m)
 	}

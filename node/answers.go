@@ -82,7 +82,7 @@ func (a *answers) find(name string) (string, answerer, error) {
 	}
 	switch {
 	case len(names) == 0:
-		return "", nil, &api.Error{Code: api.CodeNotReady, Message: "no model is answered for here: this node runs none, and it knows no complete ring of one"}
+		return "", nil, &api.Error{Code: api.CodeNotReady, Message: "no model is answered for here: this node runs none, and it knows neither a node that answers nor a complete ring"}
 	case name == "":
 		return "", nil, &api.Error{Code: api.CodeBadRequest, Message: fmt.Sprintf("several models are answered for here: name one of %q", names)}
 	}

@@ -45,6 +45,7 @@ var imports = map[string][]string{
 	"node/gateway/grammar":  nil,
 	"node/dashboard":        nil,
 	"node/kv":               nil,
+	"node/carry":            {"p2p", "node/gateway", "ggml/gguf"},
 	"node":                  {anyOfOurs},
 	"cmd/kvasird":           {"node"},
 	"cmd/kvasir":            {"node/client", "node/api", "ggml/gguf"},

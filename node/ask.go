@@ -8,6 +8,7 @@ import (
 
 	"kvasird/experts"
 	"kvasird/node/api"
+	"kvasird/node/carry"
 	"kvasird/node/engine"
 	"kvasird/node/gateway"
 )
@@ -93,16 +94,17 @@ func (a *asked) next(ctx context.Context, g generation) error {
 // askError gives an engine's error the code by which programs know it.
 func askError(err error) error {
 	var missing *experts.MissingError
-	var long *engine.ContextError
+	var long interface{ ContextLength() (prompt, limit int) }
+	var full interface{ RetryAfter() time.Duration }
 	code := api.CodeInternal
 	switch {
 	case errors.As(err, &missing):
 		code = api.CodeCoverage
 	case errors.As(err, &long):
 		code = api.CodeBadRequest
-	case errors.Is(err, engine.ErrQueueFull):
+	case errors.As(err, &full):
 		code = api.CodeBusy
-	case errors.Is(err, engine.ErrClosed):
+	case errors.Is(err, engine.ErrClosed), errors.Is(err, carry.ErrNobody):
 		code = api.CodeNotReady
 	}
 	return &api.Error{Code: code, Message: err.Error()}

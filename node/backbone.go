@@ -32,6 +32,7 @@ type backbone struct {
 	engine   *engine.Engine
 	tried    atomic.Bool // a canary went through every part once
 	takes    int64       // bytes of memory for weights and caches; 0: not known
+	pace     pace        // of the exchange's goroutine
 }
 
 // openBackbone loads the model, after a child process tried it, and answers for it.
@@ -200,6 +201,7 @@ func (n *Node) keepReady(ctx context.Context, b *backbone) {
 	tick := time.NewTicker(canaryPause)
 	defer tick.Stop()
 	said, tried := "", ""
+	was := false
 	for {
 		parts := b.connected()
 		if b.engine.Ready() != nil || tried != parts {
@@ -215,6 +217,10 @@ func (n *Node) keepReady(ctx context.Context, b *backbone) {
 				said = err.Error()
 				n.log.Warn("not ready yet", "reason", said)
 			}
+		}
+		if now := n.Ready() == nil; now != was && n.exchange != nil {
+			n.exchange.changed() // others are told whether it answers
+			was = now
 		}
 		select {
 		case <-tick.C:

@@ -43,7 +43,7 @@ func newBlown(t *testing.T, bound time.Duration, replicas int, memory ...string)
 	ctx, cancel := context.WithTimeout(context.Background(), bound)
 	t.Cleanup(cancel)
 	n.ctx = ctx
-	st := n.sees(n.join("source", "--model", n.whole, "--experts", "here"), serving)
+	st := n.sees(n.join("source", "--model", n.whole, "--role", "worker"), serving) // which answers nobody
 	r := &blown{network: n, at: localAddr(st), id: st.Model.ID}
 	for i, m := range memory {
 		r.stages = append(r.stages, &blownStage{memory: m, addr: fmt.Sprintf("127.0.0.%d", 11+i)})

@@ -335,6 +335,7 @@ func steady(a *market.Announcement) []byte {
 		for j := range m.Windows {
 			m.Windows[j].Free, m.Windows[j].Token, m.Windows[j].Batched = 0, 0, 0
 		}
+		m.Service.Free, m.Service.Token = 0, 0
 	}
 	body, err := s.Encode()
 	if err != nil {

@@ -17,6 +17,7 @@ import (
 	"kvasird/ggml/gguf"
 	"kvasird/ggml/store"
 	"kvasird/node/api"
+	"kvasird/node/carry"
 	"kvasird/node/gateway"
 	"kvasird/p2p"
 	"kvasird/p2p/fetch"
@@ -60,6 +61,7 @@ type Node struct {
 	weights  *weights                 // likewise
 	stages   *stages                  // likewise
 	exchange *exchange                // likewise
+	carried  *carry.Server            // likewise
 	backbone atomic.Pointer[backbone] // role backbone; nil: it is not here yet
 	gateway  *gateway.Gateway
 	answers  answers
@@ -223,7 +225,7 @@ func (n *Node) hostConfig(identity p2p.Identity) (p2p.Config, error) {
 	if n.cfg.Genesis == nil {
 		return cfg, nil
 	}
-	cfg.Protocols = append(cfg.Protocols, fetch.Protocol, ringProtocol)
+	cfg.Protocols = append(cfg.Protocols, fetch.Protocol, ringProtocol, carry.Protocol)
 	cfg.DHT, cfg.MDNS = true, n.cfg.MDNS == "on"
 	cfg.Reach, cfg.Relay, cfg.Announce = p2p.Reach(n.cfg.Reach), n.cfg.Has(RoleRelay), n.cfg.Tell
 	cfg.Remember = filepath.Join(n.cfg.Data, "peers.json")
@@ -319,6 +321,11 @@ func (n *Node) serve(ctx context.Context, failed chan<- error) (wait func()) {
 			stop, done := context.WithTimeout(context.Background(), doorTime)
 			defer done()
 			control.Close(stop)
+		}
+		if n.carried != nil {
+			stop, done := context.WithTimeout(context.Background(), answerTime)
+			defer done()
+			n.carried.Close(stop)
 		}
 		loops.Wait()
 	}

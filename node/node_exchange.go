@@ -99,6 +99,9 @@ func (n *Node) startExchange(ctx context.Context) error {
 	if err := n.host.HandleStream(ringProtocol, n.stages.serve); err != nil {
 		return err
 	}
+	if err := n.startCarried(); err != nil {
+		return err
+	}
 	n.exchange.onPeer = n.workers.recheck
 	n.exchange.machine = n.tellsMachine()
 	if n.cfg.Has(RoleBackbone) || n.cfg.Has(RoleStage) {
@@ -109,6 +112,7 @@ func (n *Node) startExchange(ctx context.Context) error {
 	}
 	if n.cfg.Has(RoleEntry) {
 		n.exchange.rings = newRings(n)
+		n.onStop(n.exchange.rings.Close)
 	}
 	switch {
 	case n.cfg.Has(RoleVolunteer):
@@ -181,14 +185,18 @@ func (n *Node) busy() bool {
 }
 
 // runs is what this node says of the model that it runs for clients.
-func (n *Node) runs(now time.Time) (market.ModelNews, bool) {
-	d := n.dispatching()
-	if d == nil {
-		return market.ModelNews{}, false
+func (n *Node) runs(now time.Time) (news market.ModelNews, ok bool) {
+	if d := n.dispatching(); d != nil {
+		ok = true
+		news = market.ModelNews{
+			ID: d.file.id, Name: d.file.name, Full: d.file.Kind() == gguf.Full, Backbone: true, Demand: d.demand(now),
+		}
 	}
-	return market.ModelNews{
-		ID: d.file.id, Name: d.file.name, Full: d.file.Kind() == gguf.Full, Backbone: true, Demand: d.demand(now),
-	}, true
+	if b := n.backbone.Load(); b != nil && n.Ready() == nil {
+		ok = true
+		news.ID, news.Name, news.Service = b.file.id, b.file.name, b.service(n.cfg.Model.Sequences)
+	}
+	return news, ok
 }
 
 // Coverage says who holds what of every model that is announced.

@@ -15,6 +15,7 @@ import (
 	"kvasird/ggml"
 	"kvasird/ggml/gguf"
 	"kvasird/market"
+	"kvasird/node/carry"
 	"kvasird/node/engine"
 	"kvasird/node/gateway"
 	"kvasird/ring"
@@ -31,7 +32,7 @@ const (
 )
 
 // rings are the models that this node answers for by having others, or its own
-// stages, run their windows. It belongs to the exchange's goroutine, which tells it
+// stages, run their windows, or another node answer. It belongs to the exchange's goroutine, which tells it
 // when what is announced has changed; each model then looks for itself.
 type rings struct {
 	node  *Node
@@ -51,6 +52,7 @@ type ringModel struct {
 	layers int
 	vocab  *ggml.Model // its tokenizer
 	entry  *ring.Entry
+	far    *carry.Client // by which other nodes answer
 
 	mu    sync.Mutex    // guards what follows
 	why   error         // why it is not ready
@@ -65,14 +67,14 @@ func newRings(n *Node) *rings {
 	return &rings{node: n, log: n.log, list: map[gguf.ModelID]*ringModel{}}
 }
 
-// look begins to answer for models that stages serve, and has the others look at
+// look begins to answer for models that stages serve or other nodes answer for, and has the others look at
 // what has changed.
 func (r *rings) look(ctx context.Context, now time.Time) {
 	if r == nil {
 		return
 	}
 	for _, id := range r.node.exchange.table.Models(now) {
-		if r.list[id] != nil || len(r.list) >= ringModels || r.node.backboneOf(id) || len(r.serving(id, now)) == 0 {
+		if r.list[id] != nil || len(r.list) >= ringModels || r.node.backboneOf(id) || len(r.serving(id, now))+len(r.servers(id, now)) == 0 {
 			continue
 		}
 		m := &ringModel{rings: r, id: id, wake: make(chan struct{}, 1), news: make(chan struct{}), why: errors.New("its tokenizer is being fetched")}
@@ -100,7 +102,7 @@ func (r *rings) serving(id gguf.ModelID, now time.Time) []plan.Window {
 	return out
 }
 
-// wait waits for the models' goroutines, whose context has ended, and closes them.
+// wait waits for the models' goroutines, whose context has ended, and ends their rings.
 func (r *rings) wait() {
 	if r == nil {
 		return
@@ -110,10 +112,17 @@ func (r *rings) wait() {
 		if m.entry != nil {
 			m.entry.Close()
 		}
-		if m.vocab != nil {
+	}
+}
+
+// Close frees the tokenizers, which answers need to their end.
+func (r *rings) Close() error {
+	for _, m := range r.list {
+		if m.entry != nil {
 			m.vocab.Close()
 		}
 	}
+	return nil
 }
 
 // run has the model answered for, until ctx ends.
@@ -169,6 +178,7 @@ func (m *ringModel) open(ctx context.Context) (err error) {
 		m.vocab.Close()
 		return err
 	}
+	m.far = m.newFar()
 	return n.answers.set(m.id, gateway.Model{
 		ID: m.name, Created: n.started, ChatTemplate: m.vocab.ChatTemplate(),
 		BOS: string(m.vocab.Piece(m.vocab.BOS(), true)), EOS: string(m.vocab.Piece(m.vocab.EOS(), true)),
@@ -216,7 +226,7 @@ func (m *ringModel) ready(ctx context.Context) error {
 		return nil
 	}
 	_, unproven := m.proven()
-	before := m.Ready()
+	before := m.ringReady()
 	if err == nil {
 		if unproven != nil && before == nil {
 			m.set(errRingChanged)
@@ -332,10 +342,27 @@ func (m *ringModel) replan(old ring.Chain) ring.Replan {
 
 // Ready makes ringModel an answerer.
 func (m *ringModel) Ready() error {
+	why := m.ringReady()
+	if why == nil || m.answered() {
+		return nil
+	}
+	return alone(why)
+}
+
+// alone is why a ring is not ready where nobody else answers either.
+func alone(why error) error {
+	return fmt.Errorf("no other node answers for the model, and stages do not: %w", why)
+}
+
+// ringReady says why the ring does not answer.
+func (m *ringModel) ringReady() error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.why
 }
+
+// answered reports whether another node answers for the model.
+func (m *ringModel) answered() bool { return len(m.rings.servers(m.id, time.Now())) > 0 }
 
 func (m *ringModel) Tokenize(prompt string) ([]int32, error) { return engine.Tokenize(m.vocab, prompt) }
 
@@ -343,10 +370,24 @@ func (m *ringModel) Start(ctx context.Context, req gateway.Request) (gateway.Str
 	return startStream(ctx, m, req)
 }
 
+// generate has the ring answer, or another node where the ring does not.
 func (m *ringModel) generate(ctx context.Context, req engine.Request) (generation, error) {
-	if err := m.settled(ctx); err != nil {
+	err := m.settled(ctx)
+	if err != nil {
+		err = alone(err)
+	} else if g, failed := m.around(ctx, req); failed == nil {
+		return g, nil
+	} else {
+		err = failed
+	}
+	if ctx.Err() != nil || !m.answered() {
 		return nil, err
 	}
+	return m.carried(ctx, req)
+}
+
+// around has the ring answer.
+func (m *ringModel) around(ctx context.Context, req engine.Request) (generation, error) {
 	limit := m.rings.node.cfg.Model.Context / m.rings.node.cfg.Model.Sequences
 	room := limit - len(req.Prompt)
 	if room < 1 {
@@ -419,10 +460,7 @@ func (a *ringAnswer) NextToken(ctx context.Context) (ggml.Token, []byte, error) 
 	}
 	t := ggml.Token(a.tokens[0])
 	a.tokens = a.tokens[1:]
-	if a.vocab.IsEOG(t) {
-		return t, nil, nil
-	}
-	return t, a.vocab.Piece(t, false), nil
+	return t, pieceOf(a.vocab, t), nil
 }
 
 // Next makes ringAnswer a gateway.Stream.

@@ -51,6 +51,7 @@ func (n *Node) Status(context.Context) (*api.Status, error) {
 		s.Admission = string(n.cfg.Genesis.Admission)
 		s.Reach = apiReach(n.host.Report())
 		s.Volunteer = n.volunteerStatus()
+		s.Carried = n.carriedStatus()
 	}
 	return s, nil
 }

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -70,6 +71,9 @@ func printStatus(w io.Writer, st *api.Status) {
 	if n := st.Tokens; n != nil {
 		row("Tokens", "%d generated, %d of prompts; %.1f tokens/s now; %d running, %d waiting",
 			n.Generated, n.Prompt, n.PerSecond, n.Running, n.Waiting)
+	}
+	if c := st.Carried; c != nil && (c.Running > 0 || c.Answered+c.Gone > 0 || len(c.Refused) > 0) {
+		row("Carried", "%s", carriedText(c))
 	}
 	if st.HTTP != "" {
 		row("HTTP", "%s", st.HTTP)
@@ -233,4 +237,13 @@ func orDash(s string) string {
 		return "-"
 	}
 	return s
+}
+
+// carriedText counts what other nodes had answered here.
+func carriedText(c *api.Carried) string {
+	text := fmt.Sprintf("%d answered for other nodes, %d running", c.Answered, c.Running)
+	for _, why := range slices.Sorted(maps.Keys(c.Refused)) {
+		text += fmt.Sprintf("; %d refused: %s", c.Refused[why], why)
+	}
+	return text
 }

@@ -87,6 +87,15 @@ type Status struct {
 	Tokens      *Tokens    `json:"tokens,omitempty"`    // on a node that generates
 	Reach       *Reach     `json:"reach,omitempty"`     // in a network with a file
 	Volunteer   *Volunteer `json:"volunteer,omitempty"` // on a volunteer
+	Carried     *Carried   `json:"carried,omitempty"`   // in a network with a file
+}
+
+// Carried counts the requests that other nodes carried to this one.
+type Carried struct {
+	Running  int               `json:"running"`
+	Answered uint64            `json:"answered"`          // completely
+	Gone     uint64            `json:"gone"`              // whose client left
+	Refused  map[string]uint64 `json:"refused,omitempty"` // by reason
 }
 
 // Model is the model that a node runs or serves a part of.

@@ -1,0 +1,199 @@
+package node
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/libp2p/go-libp2p/core/peer"
+
+	"kvasird/ggml"
+	"kvasird/ggml/gguf"
+	"kvasird/market"
+	"kvasird/node/api"
+	"kvasird/node/carry"
+	"kvasird/node/engine"
+	"kvasird/node/gateway"
+	"kvasird/p2p"
+)
+
+// startCarried answers requests that entries of the network carry to this node.
+func (n *Node) startCarried() error {
+	n.carried = carry.NewServer(carry.ServerConfig{Find: n.findOwn, Admit: n.admitName, Logger: n.log})
+	return n.host.HandleStream(carry.Protocol, func(p *p2p.Peer, c p2p.Conn) {
+		if err := n.carried.Serve(p.ID.String(), c); err != nil {
+			n.host.Blame(p.ID, p2p.Malformed, err.Error())
+		}
+	})
+}
+
+func (n *Node) admitName(name string) error {
+	id, err := peer.Decode(name)
+	if err != nil {
+		return err
+	}
+	return n.admit(id)
+}
+
+// findOwn finds what answers for a model here: the node's own engine alone, so that
+// nothing is carried on.
+func (n *Node) findOwn(id gguf.ModelID) (carry.Answerer, error) {
+	b := n.backbone.Load()
+	if b == nil || b.file.id != id {
+		return nil, fmt.Errorf("model %v does not run here", id)
+	}
+	return ownAnswers{n, b}, n.Ready()
+}
+
+// ownAnswers has the node's engine answer for others.
+type ownAnswers struct {
+	node *Node
+	*backbone
+}
+
+func (o ownAnswers) Context() int { return o.engine.Context() }
+
+func (o ownAnswers) Start(ctx context.Context, req gateway.Request) (carry.Tokens, error) {
+	g, err := o.engine.Start(ctx, engine.Request(req))
+	if err != nil {
+		return nil, err
+	}
+	return ownTokens{g}, nil
+}
+
+// ownTokens is a generation without its bytes, which the entry makes.
+type ownTokens struct{ generation }
+
+func (t ownTokens) Next(ctx context.Context) (int32, error) {
+	token, _, err := t.NextToken(ctx)
+	return int32(token), err
+}
+
+// Cached makes ownTokens a carry.Tokens.
+func (t ownTokens) Cached() int {
+	if c, ok := t.generation.(gateway.CachedStream); ok {
+		return c.Cached()
+	}
+	return 0
+}
+
+// pace is how long a token takes, measured between two looks.
+type pace struct {
+	decodes int64
+	busy    time.Duration
+	token   time.Duration
+}
+
+// paceDecodes are enough decodes for a look.
+const paceDecodes = 16
+
+func (p *pace) look(st engine.Stats) time.Duration {
+	if n := st.Decodes - p.decodes; n >= paceDecodes || p.token == 0 && n > 0 {
+		p.token = (st.Busy - p.busy) / time.Duration(n)
+		p.decodes, p.busy = st.Decodes, st.Busy
+	}
+	return min(p.token, market.MaxToken)
+}
+
+// service is what the backbone offers to entries. It is for the exchange's goroutine.
+func (b *backbone) service(sequences int) market.Service {
+	st := b.engine.Stats()
+	slots := min(sequences, market.MaxSlots)
+	return market.Service{
+		Slots: slots, Free: max(0, slots-st.Running-st.Waiting), Context: b.engine.Context(), Token: b.pace.look(st),
+	}
+}
+
+// carriedStatus counts what entries had answered here.
+func (n *Node) carriedStatus() *api.Carried {
+	if n.carried == nil {
+		return nil
+	}
+	st := n.carried.Stats()
+	out := &api.Carried{Running: st.Running, Answered: st.Answered, Gone: st.Gone}
+	for code, count := range st.Refused {
+		if out.Refused == nil {
+			out.Refused = map[string]uint64{}
+		}
+		out.Refused[code.String()] = count
+	}
+	return out
+}
+
+// newFar has other nodes answer for the model.
+func (m *ringModel) newFar() *carry.Client {
+	n := m.rings.node
+	return carry.NewClient(carry.ClientConfig{
+		Model: m.id, Vocab: m.vocab.VocabSize(), Logger: n.log, Dial: n.dialCarried,
+		Targets: func() []carry.Target { return m.rings.servers(m.id, time.Now()) },
+		Fault: func(name string, err error) {
+			if id, bad := peer.Decode(name); bad == nil {
+				n.host.Blame(id, p2p.Malformed, err.Error())
+			}
+		},
+	})
+}
+
+// servers lists who else answers for a model.
+func (r *rings) servers(id gguf.ModelID, now time.Time) (out []carry.Target) {
+	self := r.node.host.ID().String()
+	rtt := r.node.roundTrips(now)
+	for _, h := range r.node.exchange.table.Holders(id, now) {
+		if s := h.News.Service; s.Slots > 0 && h.Peer != self {
+			way, _ := rtt(self, h.Peer)
+			out = append(out, carry.Target{Peer: h.Peer, Slots: s.Slots, Free: s.Free, Context: s.Context, Token: s.Token, RTT: way})
+		}
+	}
+	return out
+}
+
+func (n *Node) dialCarried(ctx context.Context, name string) (carry.Conn, error) {
+	id, err := peer.Decode(name)
+	if err != nil {
+		return nil, err
+	}
+	if n.host.Peer(id) == nil {
+		if _, err := n.host.Hello(ctx, peer.AddrInfo{ID: id}); err != nil {
+			return nil, err
+		}
+	}
+	return n.host.OpenStream(ctx, id, carry.Protocol)
+}
+
+// carried has another node answer.
+func (m *ringModel) carried(ctx context.Context, req engine.Request) (generation, error) {
+	a, err := m.far.Start(ctx, gateway.Request(req))
+	if err != nil {
+		return nil, err
+	}
+	return &farAnswer{a, m.vocab}, nil
+}
+
+// farAnswer is the answer of another node as a generation.
+type farAnswer struct {
+	*carry.Answer
+	vocab *ggml.Model
+}
+
+// NextToken returns one token.
+func (a *farAnswer) NextToken(ctx context.Context) (ggml.Token, []byte, error) {
+	t, err := a.Answer.Next(ctx)
+	if err != nil {
+		return 0, nil, err
+	}
+	return ggml.Token(t), pieceOf(a.vocab, ggml.Token(t)), nil
+}
+
+// Next makes farAnswer a gateway.Stream.
+func (a *farAnswer) Next(ctx context.Context) ([]byte, error) {
+	_, bytes, err := a.NextToken(ctx)
+	return bytes, err
+}
+
+// pieceOf is the text of a token of an answer.
+func pieceOf(vocab *ggml.Model, t ggml.Token) []byte {
+	if vocab.IsEOG(t) {
+		return nil
+	}
+	return vocab.Piece(t, false)
+}

@@ -1,0 +1,77 @@
+package carry
+
+import (
+	"errors"
+	"fmt"
+	"time"
+)
+
+// ErrNobody says that nobody answers for the model now.
+var ErrNobody = errors.New("no node that can be reached answers for the model now")
+
+// RefusedError is what a server answered instead of tokens, or among them.
+type RefusedError struct {
+	Peer string
+	Code Code
+	Text string
+}
+
+func (e *RefusedError) Error() string {
+	return fmt.Sprintf("node %s: %v: %s", e.Peer, e.Code, e.Text)
+}
+
+// BusyError is a RefusedError of a server that has too much to do.
+type BusyError struct {
+	RefusedError
+	Retry time.Duration
+}
+
+// Unwrap makes errors.As find the RefusedError.
+func (e *BusyError) Unwrap() error { return &e.RefusedError }
+
+// RetryAfter is when there may be a place.
+func (e *BusyError) RetryAfter() time.Duration { return e.Retry }
+
+// LongError says that a prompt leaves no room for an answer.
+type LongError struct{ Prompt, Limit int }
+
+func (e *LongError) Error() string {
+	return fmt.Sprintf("the prompt has %d tokens; the context of the nodes that answer holds %d, with at least one for the answer", e.Prompt, e.Limit)
+}
+
+// ContextLength returns both numbers.
+func (e *LongError) ContextLength() (prompt, limit int) { return e.Prompt, e.Limit }
+
+// errorOf is a refusal as clients see it.
+func errorOf(peer string, r *refusal) error {
+	refused := RefusedError{peer, r.code, r.text}
+	switch r.code {
+	case CodeBusy:
+		return &BusyError{refused, r.retry}
+	case CodeLong:
+		return &LongError{r.prompt, r.limit}
+	}
+	return &refused
+}
+
+// refusalOf is how a server tells an error of what it answers from.
+func refusalOf(err error) *refusal {
+	var r *refusal
+	var busy interface{ RetryAfter() time.Duration }
+	var long interface{ ContextLength() (prompt, limit int) }
+	switch {
+	case errors.As(err, &r):
+		return r
+	case errors.As(err, &busy):
+		return &refusal{code: CodeBusy, retry: busy.RetryAfter(), text: err.Error()}
+	case errors.As(err, &long):
+		r = &refusal{code: CodeLong, text: err.Error()}
+		r.prompt, r.limit = long.ContextLength()
+		return r
+	}
+	return &refusal{code: CodeFailed, text: err.Error()}
+}
+
+func refuse(code Code, format string, args ...any) *refusal {
+	return &refusal{code: code, text: fmt.Sprintf(format, args...)}
+}

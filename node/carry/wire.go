@@ -1,0 +1,318 @@
+package carry
+
+// The wire format of /kvasir/<net>/gateway/1, version 1.
+//
+// Frames are those of package p2p: a 16-byte header (payload length, type, flags, id) and a
+// payload. Flags and id are 0. Integers are little-endian. A payload has exactly the length that its
+// fields say. A stream is one request; closing it ends the request.
+//
+//	type       from    payload
+//	1 ASK      client  CBOR, first frame, at most maxAsk bytes
+//	2 PROMPT   client  tokens u32, as many as ASK says; follows ASK
+//	3 TAKEN    client  u32: tokens that were read since ASK; at least every wordEvery
+//	4 BEGUN    server  empty: the request waits for its turn, or runs
+//	5 WAIT     server  empty: it is still there; at least every wordEvery while nothing else is sent
+//	6 TOKENS   server  tokens of the prompt that were not computed again u32, then tokens u32, 1 to
+//	                   Window; never more than Window beyond what TAKEN said
+//	7 END      server  finish u8 (1 the model ended it, 2 as long as was asked for), zero u8 × 3
+//	8 REFUSED  server  code u16, zero u16, milliseconds after which to come again u32, tokens of
+//	                   the prompt u32, tokens that fit u32, UTF-8 text (up to maxText bytes); the
+//	                   figures are 0 where the code has none. Instead of BEGUN, or later
+//
+// ASK is a deterministic CBOR map with integer keys: 1 version, 2 model id (32 bytes), 3 tokens of
+// the prompt (1 to MaxPrompt), 4 most tokens of the answer (0: as many as fit), 5 temperature, 6 top
+// k, 7 top p, 8 min p, 9 seed, 10 repeat, 11 frequency and 12 presence penalty, 13 logit bias by
+// token (up to maxBias); from 4 on a key is left out where its value is zero. Decoding refuses any
+// other encoding of the same value, unknown keys and keys given twice.
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math"
+	"strings"
+	"time"
+	"unicode"
+	"unicode/utf8"
+
+	"github.com/fxamacker/cbor/v2"
+
+	"kvasird/ggml/gguf"
+	"kvasird/node/gateway"
+)
+
+const (
+	// Protocol names the protocol, as hosts do.
+	Protocol = "gateway/1"
+	// Window is how many tokens a server sends ahead of what the client read.
+	Window = 256
+	// MaxPrompt bounds the tokens of a prompt.
+	MaxPrompt = 1 << 20
+
+	wireVersion = 1
+	maxAsk      = 32 << 10
+	maxText     = 1 << 10
+	maxBias     = 1024
+	refusedHead = 16
+	maxAnswer   = max(4+4*Window, refusedHead+maxText) // bytes of a server's payload
+)
+
+const (
+	frameAsk uint8 = 1 + iota
+	framePrompt
+	frameTaken
+	frameBegun
+	frameWait
+	frameTokens
+	frameEnd
+	frameRefused
+)
+
+// Code says why a server refused or ended a request.
+type Code uint16
+
+const (
+	CodeProtocol Code = 1 + iota // the protocol was broken
+	CodeRights                   // this peer may not infer here
+	CodeNotReady                 // the model is not answered for here, or not now
+	CodeBusy                     // too many requests, of this peer or in all: later, or elsewhere
+	CodeLong                     // the prompt does not fit
+	CodeFailed                   // the request was taken and could not be answered
+
+	lastCode = CodeFailed
+)
+
+var codeNames = [...]string{"", "protocol", "rights", "not ready", "busy", "too long", "failed"}
+
+func (c Code) String() string {
+	if c > 0 && int(c) < len(codeNames) {
+		return codeNames[c]
+	}
+	return fmt.Sprintf("code %d", uint16(c))
+}
+
+// final says whether another server cannot help.
+func (c Code) final() bool { return c == CodeRights || c == CodeLong }
+
+// ask is an ASK.
+type ask struct {
+	Version          uint              `cbor:"1,keyasint"`
+	Model            []byte            `cbor:"2,keyasint"`
+	Prompt           int               `cbor:"3,keyasint"`
+	Most             int               `cbor:"4,keyasint,omitempty"`
+	Temperature      float32           `cbor:"5,keyasint,omitempty"`
+	TopK             int               `cbor:"6,keyasint,omitempty"`
+	TopP             float32           `cbor:"7,keyasint,omitempty"`
+	MinP             float32           `cbor:"8,keyasint,omitempty"`
+	Seed             uint32            `cbor:"9,keyasint,omitempty"`
+	RepeatPenalty    float32           `cbor:"10,keyasint,omitempty"`
+	FrequencyPenalty float32           `cbor:"11,keyasint,omitempty"`
+	PresencePenalty  float32           `cbor:"12,keyasint,omitempty"`
+	LogitBias        map[int32]float32 `cbor:"13,keyasint,omitempty"`
+}
+
+func askOf(model gguf.ModelID, r *gateway.Request) ask {
+	return ask{
+		Version: wireVersion, Model: model[:], Prompt: len(r.Prompt), Most: min(r.MaxTokens, math.MaxInt32), Temperature: r.Temperature,
+		TopK: r.TopK, TopP: r.TopP, MinP: r.MinP, Seed: r.Seed, RepeatPenalty: r.RepeatPenalty,
+		FrequencyPenalty: r.FrequencyPenalty, PresencePenalty: r.PresencePenalty, LogitBias: r.LogitBias,
+	}
+}
+
+// request is what is asked, but for the prompt.
+func (a *ask) request() gateway.Request {
+	return gateway.Request{
+		MaxTokens: a.Most, Temperature: a.Temperature, TopK: a.TopK, TopP: a.TopP, MinP: a.MinP, Seed: a.Seed,
+		RepeatPenalty: a.RepeatPenalty, FrequencyPenalty: a.FrequencyPenalty, PresencePenalty: a.PresencePenalty, LogitBias: a.LogitBias,
+	}
+}
+
+var (
+	askEnc = mustMode(cbor.CoreDetEncOptions().EncMode())
+	askDec = mustMode(cbor.DecOptions{
+		DupMapKey:         cbor.DupMapKeyEnforcedAPF,
+		IndefLength:       cbor.IndefLengthForbidden,
+		TagsMd:            cbor.TagsForbidden,
+		ExtraReturnErrors: cbor.ExtraDecErrorUnknownField,
+		MaxNestedLevels:   4,
+		MaxArrayElements:  16,
+		MaxMapPairs:       maxBias,
+	}.DecMode())
+)
+
+func mustMode[M any](mode M, err error) M {
+	if err != nil {
+		panic(err) // constant options: wrong for every input or for none
+	}
+	return mode
+}
+
+// encode refuses what decodeAsk refuses.
+func (a *ask) encode() ([]byte, error) {
+	if err := a.check(); err != nil {
+		return nil, err
+	}
+	return askEnc.Marshal(a)
+}
+
+func decodeAsk(payload []byte) (a ask, err error) {
+	if len(payload) > maxAsk {
+		return a, fmt.Errorf("ask of %d bytes, at most %d", len(payload), maxAsk)
+	}
+	if err := askDec.Unmarshal(payload, &a); err != nil {
+		return a, fmt.Errorf("ask: %w", err)
+	}
+	if again, err := askEnc.Marshal(a); err != nil || !bytes.Equal(again, payload) {
+		return a, errors.New("ask is not in its deterministic encoding")
+	}
+	return a, a.check()
+}
+
+func (a *ask) check() error {
+	switch {
+	case a.Version != wireVersion:
+		return fmt.Errorf("ask of version %d, this side speaks %d", a.Version, wireVersion)
+	case len(a.Model) != len(gguf.ModelID{}):
+		return fmt.Errorf("model id of %d bytes, want %d", len(a.Model), len(gguf.ModelID{}))
+	case a.Prompt < 1 || a.Prompt > MaxPrompt:
+		return fmt.Errorf("prompt of %d tokens, want 1 to %d", a.Prompt, MaxPrompt)
+	case a.Most < 0 || a.Most > math.MaxInt32 || a.TopK < 0 || a.TopK > math.MaxInt32:
+		return fmt.Errorf("answer of %d tokens, top_k %d: neither may be negative, nor above %d", a.Most, a.TopK, math.MaxInt32)
+	case len(a.LogitBias) > maxBias:
+		return fmt.Errorf("%d logit biases, at most %d", len(a.LogitBias), maxBias)
+	}
+	for _, f := range []struct {
+		name  string
+		value float32
+		least float32
+	}{
+		{"temperature", a.Temperature, 0}, {"top_p", a.TopP, 0}, {"min_p", a.MinP, 0}, {"repeat penalty", a.RepeatPenalty, 0},
+		{"frequency penalty", a.FrequencyPenalty, -math.MaxFloat32}, {"presence penalty", a.PresencePenalty, -math.MaxFloat32},
+	} {
+		if !(f.value >= f.least && f.value <= math.MaxFloat32) { // NaN too
+			return fmt.Errorf("%s is %v", f.name, f.value)
+		}
+	}
+	for t, b := range a.LogitBias {
+		if t < 0 || b != b {
+			return fmt.Errorf("logit bias %v of token %d", b, t)
+		}
+	}
+	return nil
+}
+
+func appendTokens(dst []byte, list []int32) []byte {
+	for _, t := range list {
+		dst = binary.LittleEndian.AppendUint32(dst, uint32(t))
+	}
+	return dst
+}
+
+// decodeTokens reads tokens up to a vocabulary; 0: any.
+func decodeTokens(payload []byte, vocab int) ([]int32, error) {
+	if len(payload) == 0 || len(payload)%4 != 0 {
+		return nil, fmt.Errorf("%d bytes of tokens, want a multiple of 4", len(payload))
+	}
+	list := make([]int32, len(payload)/4)
+	for i := range list {
+		list[i] = int32(binary.LittleEndian.Uint32(payload[4*i:]))
+		if list[i] < 0 || vocab > 0 && int(list[i]) >= vocab {
+			return nil, fmt.Errorf("token %d is %d, the vocabulary has %d", i, list[i], vocab)
+		}
+	}
+	return list, nil
+}
+
+func decodeTaken(payload []byte) (uint32, error) {
+	if len(payload) != 4 {
+		return 0, fmt.Errorf("taken frame of %d bytes, want 4", len(payload))
+	}
+	return binary.LittleEndian.Uint32(payload), nil
+}
+
+func putAnswer(dst []byte, cached int, list ...int32) []byte {
+	return appendTokens(binary.LittleEndian.AppendUint32(dst, uint32(cached)), list)
+}
+
+func decodeAnswer(payload []byte, vocab int) (cached int, list []int32, err error) {
+	if len(payload) < 8 || len(payload) > 4+4*Window {
+		return 0, nil, fmt.Errorf("tokens frame of %d bytes, want 8 to %d", len(payload), 4+4*Window)
+	}
+	n := binary.LittleEndian.Uint32(payload)
+	if n > MaxPrompt {
+		return 0, nil, fmt.Errorf("%d tokens were not computed again, at most %d can be", n, MaxPrompt)
+	}
+	list, err = decodeTokens(payload[4:], vocab)
+	return int(n), list, err
+}
+
+// finishes are the reasons to finish, as the wire counts them.
+var finishes = [...]string{"", "stop", "length"}
+
+func putEnd(finish string) []byte {
+	n := byte(1)
+	if finish == finishes[2] {
+		n = 2
+	}
+	return []byte{n, 0, 0, 0}
+}
+
+func decodeEnd(payload []byte) (string, error) {
+	if len(payload) != 4 || payload[0] == 0 || int(payload[0]) >= len(finishes) || payload[1]|payload[2]|payload[3] != 0 {
+		return "", fmt.Errorf("end frame % x is malformed", payload[:min(len(payload), 8)])
+	}
+	return finishes[payload[0]], nil
+}
+
+// refusal is a REFUSED.
+type refusal struct {
+	code          Code
+	retry         time.Duration
+	prompt, limit int
+	text          string
+}
+
+func (r *refusal) Error() string { return r.code.String() + ": " + r.text }
+
+func putRefusal(dst []byte, r *refusal) []byte {
+	text := r.text[:min(len(r.text), maxText)]
+	for !utf8.ValidString(text) && len(text) > 0 { // cut inside a rune
+		text = text[:len(text)-1]
+	}
+	le := binary.LittleEndian
+	dst = le.AppendUint32(dst, uint32(r.code))
+	dst = le.AppendUint32(dst, uint32(min(max(r.retry.Milliseconds(), 0), int64(maxRetry/time.Millisecond))))
+	dst = le.AppendUint32(dst, uint32(r.prompt))
+	dst = le.AppendUint32(dst, uint32(r.limit))
+	return append(dst, text...)
+}
+
+// maxRetry is the longest time after which a server asks to come again.
+const maxRetry = 10 * time.Minute
+
+func decodeRefusal(payload []byte) (*refusal, error) {
+	if len(payload) < refusedHead || len(payload) > refusedHead+maxText {
+		return nil, fmt.Errorf("refusal of %d bytes, want %d to %d", len(payload), refusedHead, refusedHead+maxText)
+	}
+	le := binary.LittleEndian
+	code, retry, prompt, limit := le.Uint32(payload), le.Uint32(payload[4:]), le.Uint32(payload[8:]), le.Uint32(payload[12:])
+	r := &refusal{Code(code), time.Duration(retry) * time.Millisecond, int(prompt), int(limit), string(payload[refusedHead:])}
+	switch {
+	case code == 0 || code > uint32(lastCode):
+		return nil, fmt.Errorf("refusal with code %#x", code)
+	case retry > 0 && r.code != CodeBusy || r.retry > maxRetry:
+		return nil, fmt.Errorf("refusal of code %v to come again after %v, at most %v", r.code, r.retry, maxRetry)
+	case prompt > MaxPrompt || limit > math.MaxInt32 || r.code == CodeLong != (prompt > 0 && limit > 0) || prompt|limit != 0 && r.code != CodeLong:
+		return nil, fmt.Errorf("refusal of code %v with a prompt of %d tokens where %d fit", r.code, prompt, limit)
+	case !utf8.ValidString(r.text):
+		return nil, errors.New("refusal in text that is not UTF-8")
+	}
+	r.text = strings.Map(func(c rune) rune {
+		if !unicode.IsPrint(c) {
+			return ' '
+		}
+		return c
+	}, r.text)
+	return r, nil
+}

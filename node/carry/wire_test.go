@@ -1,0 +1,219 @@
+package carry
+
+import (
+	"bytes"
+	"encoding/hex"
+	"math"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	"kvasird/ggml/gguf"
+	"kvasird/node/gateway"
+)
+
+var modelA = gguf.ModelID{10}
+
+func sampleRequest() gateway.Request {
+	return gateway.Request{
+		Prompt: []int32{1, 2, 3}, MaxTokens: 64, Temperature: 0.5, TopK: 40, TopP: 1, MinP: 0.25, Seed: 7, RepeatPenalty: 1,
+		FrequencyPenalty: -1, PresencePenalty: 2, LogitBias: map[int32]float32{5: -100},
+	}
+}
+
+func encodeAsk(t testing.TB, r gateway.Request) []byte {
+	t.Helper()
+	a := askOf(modelA, &r)
+	b, err := a.encode()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+// TestLiteralBytes holds the wire to what was published.
+func TestLiteralBytes(t *testing.T) {
+	id := "0258200a" + strings.Repeat("00", 31)
+	for _, tt := range []struct {
+		name string
+		got  []byte
+		hex  string
+	}{
+		{"ask", encodeAsk(t, sampleRequest()), "ad" + "0101" + id + "0303" + "041840" + "05f93800" + "061828" + "07f93c00" + "08f93400" +
+			"0907" + "0af93c00" + "0bf9bc00" + "0cf94000" + "0da105f9d640"},
+		{"shortest ask", encodeAsk(t, gateway.Request{Prompt: []int32{9}}), "a3" + "0101" + id + "0301"},
+		{"tokens", putAnswer(nil, 3, 258, 1), "03000000" + "02010000" + "01000000"},
+		{"stop", putEnd("stop"), "01000000"},
+		{"length", putEnd("length"), "02000000"},
+		{"busy", putRefusal(nil, &refusal{code: CodeBusy, retry: 2 * time.Second, text: "x"}), "04000000" + "d0070000" + "00000000" + "00000000" + "78"},
+		{"long", putRefusal(nil, &refusal{code: CodeLong, prompt: 9, limit: 8}), "05000000" + "00000000" + "09000000" + "08000000"},
+	} {
+		if got := hex.EncodeToString(tt.got); got != tt.hex {
+			t.Errorf("%s:\n got %s\nwant %s", tt.name, got, tt.hex)
+		}
+	}
+	a, err := decodeAsk(encodeAsk(t, sampleRequest()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	back := a.request()
+	back.Prompt = sampleRequest().Prompt
+	if !reflect.DeepEqual(back, sampleRequest()) || a.Prompt != 3 {
+		t.Errorf("read back %+v with %d tokens", back, a.Prompt)
+	}
+}
+
+// TestRefusedAsks has one ask for every rule; encode and decode both apply it.
+func TestRefusedAsks(t *testing.T) {
+	bias := map[int32]float32{}
+	for i := range int32(maxBias + 1) {
+		bias[i] = 1
+	}
+	nan := float32(math.NaN())
+	for _, tt := range []struct {
+		name   string
+		change func(*ask)
+		want   string
+	}{
+		{"version", func(a *ask) { a.Version = 2 }, "version 2"},
+		{"short model id", func(a *ask) { a.Model = a.Model[:31] }, "31 bytes"},
+		{"no prompt", func(a *ask) { a.Prompt = 0 }, "prompt of 0"},
+		{"negative prompt", func(a *ask) { a.Prompt = -1 }, "prompt of -1"},
+		{"prompt of a library", func(a *ask) { a.Prompt = MaxPrompt + 1 }, "want 1 to"},
+		{"negative answer", func(a *ask) { a.Most = -1 }, "answer of -1"},
+		{"answer of a library", func(a *ask) { a.Most = math.MaxInt32 + 1 }, "nor above"},
+		{"negative top_k", func(a *ask) { a.TopK = -1 }, "top_k -1"},
+		{"temperature", func(a *ask) { a.Temperature = nan }, "temperature is NaN"},
+		{"negative temperature", func(a *ask) { a.Temperature = -1 }, "temperature is -1"},
+		{"top_p", func(a *ask) { a.TopP = float32(math.Inf(1)) }, "top_p is +Inf"},
+		{"min_p", func(a *ask) { a.MinP = -1 }, "min_p is -1"},
+		{"repeat penalty", func(a *ask) { a.RepeatPenalty = -1 }, "repeat penalty is -1"},
+		{"frequency penalty", func(a *ask) { a.FrequencyPenalty = nan }, "frequency penalty is NaN"},
+		{"presence penalty", func(a *ask) { a.PresencePenalty = nan }, "presence penalty is NaN"},
+		{"bias of nothing", func(a *ask) { a.LogitBias = map[int32]float32{1: nan} }, "bias NaN"},
+		{"bias of a negative token", func(a *ask) { a.LogitBias = map[int32]float32{-1: 1} }, "token -1"},
+		{"many biases", func(a *ask) { a.LogitBias = bias }, ""},
+	} {
+		r := sampleRequest()
+		a := askOf(modelA, &r)
+		tt.change(&a)
+		if _, err := a.encode(); err == nil || !strings.Contains(err.Error(), tt.want) {
+			t.Errorf("%s, encoded: %v, want %q", tt.name, err, tt.want)
+		}
+		b, err := askEnc.Marshal(&a)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := decodeAsk(b); err == nil || !strings.Contains(err.Error(), tt.want) {
+			t.Errorf("%s, decoded: %v, want %q", tt.name, err, tt.want)
+		}
+	}
+}
+
+func unhex(s string) []byte {
+	b, err := hex.DecodeString(s)
+	if err != nil {
+		panic(err)
+	}
+	return b
+}
+
+// TestRefusedBytes has bytes that are no frame of the protocol.
+func TestRefusedBytes(t *testing.T) {
+	good := encodeAsk(t, sampleRequest())
+	ask := func(b []byte) error { _, err := decodeAsk(b); return err }
+	tokens := func(b []byte) error { _, err := decodeTokens(b, 100); return err }
+	answer := func(b []byte) error { _, _, err := decodeAnswer(b, 100); return err }
+	taken := func(b []byte) error { _, err := decodeTaken(b); return err }
+	end := func(b []byte) error { _, err := decodeEnd(b); return err }
+	refused := func(b []byte) error { _, err := decodeRefusal(b); return err }
+	for _, tt := range []struct {
+		name   string
+		decode func([]byte) error
+		b      []byte
+	}{
+		{"empty ask", ask, nil},
+		{"ask cut short", ask, good[:len(good)-1]},
+		{"ask with a trailing byte", ask, append(bytes.Clone(good), 0)},
+		{"ask too large", ask, make([]byte, maxAsk+1)},
+		{"ask with an unknown key", ask, append(unhex("ae"), append(bytes.Clone(good[1:]), 0x0e, 1)...)},
+		{"ask with a long float", ask, bytes.Replace(good, unhex("05f93800"), unhex("05fa3f000000"), 1)},
+		{"ask that tells a zero", ask, bytes.Replace(good, unhex("05f93800"), unhex("05f90000"), 1)},
+		{"ask that is a list", ask, unhex("8101")},
+		{"no tokens", tokens, nil},
+		{"half a token", tokens, make([]byte, 6)},
+		{"negative token", tokens, unhex("ffffffff")},
+		{"token beyond the vocabulary", tokens, unhex("64000000")},
+		{"answer without tokens", answer, make([]byte, 4)},
+		{"answer beyond the window", answer, make([]byte, 4+4*Window+4)},
+		{"answer that cached a library", answer, unhex("00000001" + "00000000")},
+		{"answer beyond the vocabulary", answer, unhex("00000000" + "64000000")},
+		{"short taken", taken, make([]byte, 3)},
+		{"long taken", taken, make([]byte, 5)},
+		{"short end", end, make([]byte, 3)},
+		{"end without reason", end, make([]byte, 4)},
+		{"end with unknown reason", end, unhex("03000000")},
+		{"end with rest", end, unhex("01000001")},
+		{"short refusal", refused, make([]byte, refusedHead-1)},
+		{"long refusal", refused, append(unhex("02"), make([]byte, refusedHead+maxText)...)},
+		{"refusal without code", refused, make([]byte, refusedHead)},
+		{"refusal with unknown code", refused, unhex("07000000" + "000000000000000000000000")},
+		{"refusal with more than a code", refused, unhex("02000100" + "000000000000000000000000")},
+		{"refusal that comes again", refused, unhex("02000000" + "01000000" + "0000000000000000")},
+		{"refusal for a year", refused, unhex("04000000" + "ffffffff" + "0000000000000000")},
+		{"too long without figures", refused, unhex("05000000" + "00000000" + "0000000000000000")},
+		{"too long without limit", refused, unhex("05000000" + "00000000" + "0100000000000000")},
+		{"prompt of a library", refused, unhex("05000000" + "00000000" + "01001000" + "01000000")},
+		{"limit of two libraries", refused, unhex("05000000" + "00000000" + "01000000" + "ffffffff")},
+		{"busy with figures", refused, unhex("04000000" + "00000000" + "0100000001000000")},
+		{"refusal in no language", refused, unhex("02000000" + "000000000000000000000000" + "ff")},
+	} {
+		if err := tt.decode(tt.b); err == nil {
+			t.Errorf("%s was read", tt.name)
+		}
+	}
+	r, err := decodeRefusal(append(unhex("02000000000000000000000000000000"), "a\x1b[2Jb\nc"...))
+	if err != nil || r.text != "a [2Jb c" {
+		t.Errorf("text for a terminal: %q, %v", r.text, err)
+	}
+	long := putRefusal(nil, &refusal{code: CodeFailed, text: strings.Repeat("é", maxText)})
+	if r, err := decodeRefusal(long); err != nil || len(r.text) != maxText {
+		t.Errorf("text of %d bytes, %v", len(r.text), err)
+	}
+}
+
+func FuzzAsk(f *testing.F) {
+	f.Add(encodeAsk(f, sampleRequest()))
+	f.Add(encodeAsk(f, gateway.Request{Prompt: []int32{1}}))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		a, err := decodeAsk(b)
+		if err != nil {
+			return
+		}
+		if again, err := a.encode(); err != nil || !bytes.Equal(again, b) {
+			t.Fatalf("%x is read, and written as %x, %v", b, again, err)
+		}
+	})
+}
+
+func FuzzSmallFrames(f *testing.F) {
+	f.Add(putAnswer(nil, 1, 2, 3))
+	f.Add(putEnd("stop"))
+	f.Add(putRefusal(nil, &refusal{code: CodeBusy, retry: time.Second, text: "busy"}))
+	f.Add(putRefusal(nil, &refusal{code: CodeLong, prompt: 9, limit: 8}))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		if cached, list, err := decodeAnswer(b, 0); err == nil && !bytes.Equal(putAnswer(nil, cached, list...), b) {
+			t.Fatalf("tokens %x are read as %d, %v", b, cached, list)
+		}
+		if finish, err := decodeEnd(b); err == nil && !bytes.Equal(putEnd(finish), b) {
+			t.Fatalf("end %x is read as %q", b, finish)
+		}
+		if r, err := decodeRefusal(b); err == nil && !bytes.Equal(putRefusal(nil, r)[:refusedHead], b[:refusedHead]) {
+			t.Fatalf("refusal %x is read as %+v", b, r)
+		}
+		if n, err := decodeTaken(b); err == nil && !bytes.Equal(appendTokens(nil, []int32{int32(n)}), b) {
+			t.Fatalf("taken %x is read as %d", b, n)
+		}
+	})
+}
