@@ -14,7 +14,7 @@ func serviceSample() *Announcement {
 }
 
 func TestServiceBytes(t *testing.T) {
-	want := "a2" + "0101" + "0481" + "a3" + "0158200a" + strings.Repeat("00", 31) + "0383080080" + "09840401190800" + "1907d0"
+	want := "a2" + "0101" + "0481" + "a3" + "0158200a" + strings.Repeat("00", 31) + "0383080080" + "0a840401190800" + "1907d0"
 	got := encode(t, serviceSample())
 	if hex.EncodeToString(got) != want {
 		t.Errorf("got %x\nwant %s", got, want)
@@ -23,7 +23,7 @@ func TestServiceBytes(t *testing.T) {
 	if err != nil || !reflect.DeepEqual(back, serviceSample()) {
 		t.Errorf("read back %+v, %v", back, err)
 	}
-	none, _ := hex.DecodeString(strings.Replace(want, "09840401190800"+"1907d0", "098400000000", 1))
+	none, _ := hex.DecodeString(strings.Replace(want, "0a840401190800"+"1907d0", "0a8400000000", 1))
 	_, err = Decode(none)
 	checkReason(t, "a service that is none", err, Malformed)
 }
