@@ -71,8 +71,8 @@ func printStatus(w io.Writer, st *api.Status) {
 		row("Tokens", "%d generated, %d of prompts; %.1f tokens/s now; %d running, %d waiting",
 			n.Generated, n.Prompt, n.PerSecond, n.Running, n.Waiting)
 	}
-	if st.HTTP != "" {
-		row("HTTP", "%s", st.HTTP)
+	if st.HTTP != "" || st.HTTPAccess != "" {
+		row("HTTP", "%s", strings.TrimPrefix(st.HTTP+", "+st.HTTPAccess, ", "))
 	}
 	for i, a := range st.Listen {
 		row([]string{"Listens", ""}[min(i, 1)], "%s", a)
