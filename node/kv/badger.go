@@ -12,23 +12,26 @@ import (
 // Sizes that suit a machine whose owner uses it for something else: badger's own
 // would take some 300 MB.
 const (
-	memtableBytes  = 2 << 20
-	baseTableBytes = 2 << 20
-	baseLevelBytes = 8 << 20
-	maxLevels      = 4       // tables double from level to level, to 8 MB
-	logFileBytes   = 1 << 20 // of the value log, which holds no value
-	inTableBytes   = 2 * maxPart
+	memtableBytes = 64 << 10
+	tableBytes    = 1 << 20
+	levelBytes    = 4 << 20
+	maxLevels     = 4
+	logFileBytes  = 16 << 20 // of the value log
+	inTableBytes  = 1 << 10  // values below that are in the tables: heads, and small parts
 )
 
-// options keep every value in badger's tables: its value log gives back room only
-// by what compaction tells it, which is late where heads are few and values large.
-// Without compression no cache of blocks is needed, as tables are mapped.
+// options keep the parts of values in badger's value log, so that its tables stay
+// small and quick to merge. The value log learns what is not needed any more when
+// tables are merged, and a table is only written out when it is full of records. So
+// that this takes no more than some 20 MB that are put, it is small, and a value has a
+// record for every maxPart bytes. Without compression no cache of blocks is needed,
+// as files are mapped.
 func options(cfg Config) badger.Options {
 	return badger.DefaultOptions(cfg.Path).
 		WithLogger(badgerLog{cfg.Logger}).
 		WithMemTableSize(memtableBytes).WithNumMemtables(1).
-		WithBaseTableSize(baseTableBytes).WithBaseLevelSize(baseLevelBytes).WithMaxLevels(maxLevels).
-		WithNumCompactors(0).WithNumLevelZeroTablesStall(1 << 20). // see reclaim
+		WithBaseTableSize(tableBytes).WithBaseLevelSize(levelBytes).WithMaxLevels(maxLevels).
+		WithNumCompactors(0).WithNumLevelZeroTables(1).WithNumLevelZeroTablesStall(1 << 20). // see reclaim
 		WithNumGoroutines(1).
 		WithValueLogFileSize(logFileBytes).WithValueThreshold(inTableBytes).
 		WithCompression(badgeropts.None).WithBlockCacheSize(0).WithIndexCacheSize(0).

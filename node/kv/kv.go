@@ -11,9 +11,9 @@
 // has a checksum of its own, and one that fails it is forgotten.
 //
 // Invariants: the values of a space, with their keys and entryOverhead each, are
-// at most Bounds.Bytes; the files are about that and compactAfter, and twice as much
-// while they are compacted. The process is not killed by a full disk: badger
-// writes through mapped memory, so nothing is written unless diskReserve is free.
+// at most Bounds.Bytes; the files are at most about twice that and compactAfter. The
+// process is not killed by a full disk: badger writes through mapped memory, so
+// nothing is written unless diskReserve is free.
 //
 // Layout of keys in badger, with the name of the space in front of each: see
 // record.go. A DB and its Spaces are safe for concurrent use; a DB owns one
@@ -41,8 +41,9 @@ const (
 	diskReserve   = 256 << 20 // free on the disk, or nothing is written
 	maxOpenings   = 2         // that did not end, until the store counts as damaged
 	sweepPause    = 5 * time.Minute
-	compactAfter  = 32 << 20 // bytes that were put since the last time
+	compactAfter  = 64 << 20 // bytes that were put and removed since the last time
 	compactTables = 16       // not yet merged into the others
+	deadPart      = 0.5      // of a file of the value log, from which on what lives in it is moved
 )
 
 // Errors of a store.
@@ -75,7 +76,7 @@ type DB struct {
 	badger *badger.DB
 	spaces map[string]*Space
 	state  *stateFile
-	put    atomic.Int64  // bytes since the last compaction
+	churn  atomic.Int64  // bytes that were put and removed since the last compaction
 	due    chan struct{} // has one when the sweeper shall not wait
 	quit   chan struct{} // closed to end the sweeper,
 	swept  chan struct{} // which closes this
@@ -232,29 +233,42 @@ func (d *DB) sweep() {
 	}
 }
 
-// reclaim is one round of the sweeper, which alone calls it: Close waits for it.
-// All values are in badger's tables, so that compaction is what frees the disk;
-// its value log stays empty. Badger's own compaction is off: it wakes up 40 times a
-// second, whether there is something to do or not.
+// reclaim is one round of the sweeper, which alone calls it: Close waits for it, so
+// every step is short. Badger's own compaction is off: it wakes up 40 times a second,
+// whether there is something to do or not.
 func (d *DB) reclaim() error {
 	for _, s := range d.spaces {
 		if err := s.forget(); err != nil {
 			return err
 		}
 	}
-	if d.put.Load() < compactAfter && d.badger.Levels()[0].NumTables < compactTables {
+	if d.churn.Load() < compactAfter && d.badger.Levels()[0].NumTables < compactTables {
 		return nil
 	}
 	if err := checkRoom(d.cfg.Path, d.cfg.reserve); err != nil {
 		return err
 	}
-	d.put.Store(0)
-	return d.badger.Flatten(1)
+	d.churn.Store(0)
+	if err := d.badger.Flatten(1); err != nil {
+		return err
+	}
+	for {
+		select {
+		case <-d.quit:
+			return nil
+		default:
+		}
+		if err := d.badger.RunValueLogGC(deadPart); errors.Is(err, badger.ErrNoRewrite) {
+			return nil
+		} else if err != nil {
+			return err
+		}
+	}
 }
 
-// wrote counts what was put.
-func (d *DB) wrote(n int64) {
-	if d.put.Add(n) < compactAfter {
+// moved counts what was put or removed.
+func (d *DB) moved(n int64) {
+	if d.churn.Add(n) < compactAfter {
 		return
 	}
 	select {

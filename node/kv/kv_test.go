@@ -236,7 +236,7 @@ func TestDisk(t *testing.T) {
 		}
 	}
 	t.Logf("at most %d MB on disk for %d MB", most>>20, bound>>20)
-	if limit := int64(2 * (2*bound + compactAfter)); most > limit {
+	if limit := int64(2*bound + compactAfter + 2*logFileBytes); most > limit {
 		t.Errorf("%d bytes on disk, want at most %d", most, limit)
 	}
 	f.reopen()

@@ -17,7 +17,7 @@ const (
 	tagPart = 'c'
 	tagHead = 'h'
 
-	maxPart = 64 << 10 // below badger's threshold for its value log, see options
+	maxPart = 64 << 10 // see options
 	maxKey  = 512
 )
 

@@ -93,10 +93,10 @@ func (s *Space) read(key string, h head) ([]byte, error) {
 			if err != nil {
 				return err
 			}
-			if item.ValueSize() > h.size-int64(len(value)) {
-				return errors.New("it is longer than its head says")
-			}
 			err = item.Value(func(b []byte) error {
+				if int64(len(b)) > h.size-int64(len(value)) {
+					return errors.New("it is longer than its head says")
+				}
 				value = append(value, b...)
 				return nil
 			})
@@ -136,7 +136,7 @@ func (s *Space) Put(ctx context.Context, key string, value []byte) error {
 	s.serial++
 	e.serial = s.serial
 	s.mu.Unlock()
-	s.db.wrote(e.bytes())
+	s.db.moved(e.bytes())
 	replaced, err := s.write(e, value)
 	if err != nil {
 		return errors.Join(err, s.removeParts(e.head))
@@ -267,6 +267,7 @@ func (s *Space) removeParts(gone ...head) error {
 	batch := s.batch()
 	defer batch.Cancel()
 	for _, h := range gone {
+		s.db.moved(h.size)
 		for part := range h.parts() {
 			if err := batch.Delete(s.partKey(h.serial, part)); err != nil {
 				return err
