@@ -81,7 +81,7 @@ type DB struct {
 	quit   chan struct{} // closed to end the sweeper,
 	swept  chan struct{} // which closes this
 
-	mu     sync.RWMutex // read-locked by whoever uses badger
+	mu     sync.RWMutex // guards closed, and is read-locked by whoever reads or writes values
 	closed bool
 }
 
@@ -191,11 +191,12 @@ func (d *DB) Space(name string) *Space { return d.spaces[name] }
 // called again.
 func (d *DB) Close() error {
 	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.closed {
+	closed := d.closed
+	d.closed = true
+	d.mu.Unlock()
+	if closed {
 		return nil
 	}
-	d.closed = true
 	close(d.quit)
 	<-d.swept
 	err := d.badger.Close()
@@ -258,12 +259,20 @@ func (d *DB) reclaim() error {
 			return nil
 		default:
 		}
-		if err := d.badger.RunValueLogGC(deadPart); errors.Is(err, badger.ErrNoRewrite) {
+		if err := d.cleanLog(); errors.Is(err, badger.ErrNoRewrite) {
 			return nil
 		} else if err != nil {
 			return err
 		}
 	}
+}
+
+// cleanLog frees one file of the value log, or returns badger.ErrNoRewrite. Nobody
+// writes meanwhile: badger reads a number there that its writes change.
+func (d *DB) cleanLog() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.badger.RunValueLogGC(deadPart)
 }
 
 // moved counts what was put or removed.
