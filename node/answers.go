@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"log/slog"
 	"slices"
 	"sync"
 
@@ -34,9 +35,12 @@ const nameDigits = 12
 // those of rings. The gateway is told what they are.
 type answers struct {
 	gateway *gateway.Gateway
+	names   *GatewayConfig // has the aliases
+	log     *slog.Logger
 
-	mu   sync.Mutex // guards list
-	list []namedModel
+	mu     sync.Mutex // guards what follows
+	list   []namedModel
+	warned []string // aliases that name no model, of which the log told
 }
 
 // namedModel is a model by the name that clients give it.
@@ -54,6 +58,7 @@ func (a *answers) set(id gguf.ModelID, m gateway.Model) error {
 	if slices.ContainsFunc(list, func(o namedModel) bool { return o.ID == m.ID }) {
 		m.ID += "-" + id.String()[:nameDigits]
 	}
+	m.Digest, m.Aliases = id.String(), a.names.aliasesOf(m.ID, id.String())
 	list = append(list, namedModel{m, id})
 	slices.SortFunc(list, func(x, y namedModel) int { return cmp.Compare(x.ID, y.ID) })
 	models := make([]gateway.Model, len(list))
@@ -64,11 +69,26 @@ func (a *answers) set(id gguf.ModelID, m gateway.Model) error {
 		return err
 	}
 	a.list = list
+	a.warnLocked()
 	return nil
 }
 
-// find returns the model of a name; "" is the only one.
+// warnLocked tells, once, of aliases that name no model here. It may come later.
+func (a *answers) warnLocked() {
+	for alias, model := range a.names.Aliases {
+		served := slices.ContainsFunc(a.list, func(m namedModel) bool { return slices.Contains(m.Aliases, alias) })
+		if !served && !slices.Contains(a.warned, alias) {
+			a.warned = append(a.warned, alias)
+			a.log.Warn("an alias names no model that is answered for here yet", "alias", alias, "model", model)
+		}
+	}
+}
+
+// find returns the model of a name that clients may use; "" is the only one.
 func (a *answers) find(name string) (string, answerer, error) {
+	if id, ok := a.gateway.Resolve(name); ok && name != "" {
+		name = id
+	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	for _, m := range a.list {

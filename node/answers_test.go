@@ -1,6 +1,7 @@
 package node
 
 import (
+	"log/slog"
 	"slices"
 	"testing"
 
@@ -14,7 +15,7 @@ func TestAnswersByName(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	a := answers{gateway: g}
+	a := answers{gateway: g, names: &GatewayConfig{}, log: slog.New(slog.DiscardHandler)}
 	mine, theirs := &ringModel{name: "mine"}, &ringModel{name: "theirs"}
 	if _, _, err := a.find(""); err == nil {
 		t.Error("a model was found where there is none")

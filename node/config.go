@@ -91,10 +91,11 @@ type Config struct {
 	Threads int       `toml:"threads"` // that compute; 0: one per core
 	Device  string    `toml:"device"`  // that a worker's experts lie on, as `kvasird doctor` names it; "": the CPU
 
-	Model  ModelConfig   `toml:"model"`
-	Slices []SliceConfig `toml:"slice"` // what a worker serves; empty: all of the model
-	Budget Budget        `toml:"budget"`
-	Log    LogSettings   `toml:"log"`
+	Gateway GatewayConfig `toml:"gateway"`
+	Model   ModelConfig   `toml:"model"`
+	Slices  []SliceConfig `toml:"slice"` // what a worker serves; empty: all of the model
+	Budget  Budget        `toml:"budget"`
+	Log     LogSettings   `toml:"log"`
 
 	// Genesis is the network file that Network names, read by Validate; nil when
 	// Network is only a name.
@@ -236,7 +237,7 @@ func (c *Config) Validate() error {
 	if err := c.fillDefaults(); err != nil {
 		return err
 	}
-	for _, check := range []func() error{c.checkRoles, c.checkAddresses, c.checkNumbers, c.checkSlices, c.Budget.validate} {
+	for _, check := range []func() error{c.checkRoles, c.checkAddresses, c.checkNumbers, c.checkSlices, c.Budget.validate, c.Gateway.validate} {
 		if err := check(); err != nil {
 			return fmt.Errorf("configuration: %w", err)
 		}
@@ -265,6 +266,7 @@ func (c *Config) fillDefaults() error {
 	setDefault(&c.Model.Wait, 2)
 	setDefault(&c.Model.Rows, "f32")
 	setDefault(&c.Log.Level, "info")
+	c.Gateway.fillDefaults()
 	setDefault(&c.Reach, string(p2p.ReachAuto))
 	setDefault(&c.MDNS, "on")
 	if len(c.Listen) == 0 {

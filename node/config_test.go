@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 )
 
 const somePeer = "/ip4/192.168.1.20/tcp/19001/p2p/12D3KooWGsFTMJhHS4zJ6Pn8BGWZTPDw8y3KQF6dPx3ZcbfBKsYf"
@@ -192,6 +193,7 @@ func TestConfigFlags(t *testing.T) {
 		Slices: []SliceConfig{{"0:2", "0:16"}, {"", "16:32"}},
 		Log:    LogSettings{Level: "debug"},
 		Reach:  "auto", MDNS: "on",
+		Gateway: GatewayConfig{Responses: "24h", ResponsesSize: "256 MB", age: 24 * time.Hour, bytes: 256e6},
 	}
 	if !reflect.DeepEqual(c, want) {
 		t.Errorf("got  %+v\nwant %+v", c, want)

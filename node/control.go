@@ -34,6 +34,10 @@ type Daemon interface {
 	// Pause starts a pause, and returns once what is computed for others is done, or
 	// ends it.
 	Pause(ctx context.Context, paused bool) (api.PauseResult, error)
+	// Keys, AddKey and RevokeKey look after the keys of the gateway.
+	Keys(ctx context.Context) ([]api.Key, error)
+	AddKey(ctx context.Context, req api.NewKey) (api.CreatedKey, error)
+	RevokeKey(ctx context.Context, name string) (api.RevokedKey, error)
 	// Model carries out a request on the model store. It calls emit like Ask, the
 	// last time with Done.
 	Model(ctx context.Context, req api.ModelRequest, emit func(api.ModelEvent) error) error
@@ -74,6 +78,9 @@ func OpenControl(path string, d Daemon, log *slog.Logger) (*Control, error) {
 	mux.HandleFunc("POST "+api.PathPause, c.pause)
 	mux.HandleFunc("POST "+api.PathModels, c.model)
 	mux.HandleFunc("POST "+api.PathPlan, c.plan)
+	mux.HandleFunc("GET "+api.PathKeys, c.keys)
+	mux.HandleFunc("POST "+api.PathKeys, c.addKey)
+	mux.HandleFunc("POST "+api.PathRevokedKey, c.revokeKey)
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
 		c.fail(w, &api.Error{Code: api.CodeNotFound, Message: fmt.Sprintf("this daemon does not know %s %s: is it older than the program that asks?", r.Method, r.URL.Path)})
 	})
@@ -190,6 +197,27 @@ func (c *Control) pause(w http.ResponseWriter, r *http.Request) {
 	if c.read(w, r, &req) {
 		result, err := c.daemon.Pause(r.Context(), req.Paused)
 		c.answer(w, result, err)
+	}
+}
+
+func (c *Control) keys(w http.ResponseWriter, r *http.Request) {
+	keys, err := c.daemon.Keys(r.Context())
+	c.answer(w, keys, err)
+}
+
+func (c *Control) addKey(w http.ResponseWriter, r *http.Request) {
+	var req api.NewKey
+	if c.read(w, r, &req) {
+		made, err := c.daemon.AddKey(r.Context(), req)
+		c.answer(w, made, err)
+	}
+}
+
+func (c *Control) revokeKey(w http.ResponseWriter, r *http.Request) {
+	var req api.RevokeKey
+	if c.read(w, r, &req) {
+		revoked, err := c.daemon.RevokeKey(r.Context(), req.Name)
+		c.answer(w, revoked, err)
 	}
 }
 

@@ -47,6 +47,16 @@ func (d *daemonFunc) Pause(_ context.Context, paused bool) (api.PauseResult, err
 	return api.PauseResult{Paused: paused}, d.err
 }
 
+func (d *daemonFunc) Keys(context.Context) ([]api.Key, error) { return nil, d.err }
+
+func (d *daemonFunc) AddKey(context.Context, api.NewKey) (api.CreatedKey, error) {
+	return api.CreatedKey{}, d.err
+}
+
+func (d *daemonFunc) RevokeKey(context.Context, string) (api.RevokedKey, error) {
+	return api.RevokedKey{}, d.err
+}
+
 func (d *daemonFunc) Model(_ context.Context, req api.ModelRequest, emit func(api.ModelEvent) error) error {
 	if d.err != nil {
 		return d.err

@@ -101,7 +101,7 @@ func Examine(ctx context.Context, cfg Config, rt RuntimeFacts, cores int) []Find
 func (d *doctor) examine() []Finding {
 	for _, check := range []func(){
 		d.checkDaemon, d.checkLibraries, d.checkDevices, d.checkThreads, d.checkModel,
-		d.checkData, d.checkDisk, d.checkPorts, d.checkNetwork, d.checkClock,
+		d.checkData, d.checkDisk, d.checkPorts, d.checkAccess, d.checkNetwork, d.checkClock,
 	} {
 		check()
 	}

@@ -10,6 +10,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"kvasird/node/api"
 )
 
 // healthy is an examination where nothing is wrong.
@@ -39,6 +41,13 @@ func TestDoctor(t *testing.T) {
 	if err := errors.Join(os.Mkdir(loose, 0o700), os.Chmod(loose, 0o777)); err != nil {
 		t.Fatal(err)
 	}
+	keyed, spoilt := t.TempDir(), t.TempDir()
+	if err := errors.Join(os.Chmod(keyed, 0o700), os.Chmod(spoilt, 0o700), os.WriteFile(filepath.Join(spoilt, keysName), []byte("{"), 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := openTestKeys(t, keyed).add(api.NewKey{Name: "a"}); err != nil {
+		t.Fatal(err)
+	}
 	tests := []struct {
 		name  string
 		spoil func(*doctor)
@@ -47,6 +56,11 @@ func TestDoctor(t *testing.T) {
 	}{
 		{"healthy", func(*doctor) {}, SeverityOK, "ports free: tcp 127.0.0.1:19001, udp 127.0.0.1:19001, tcp 127.0.0.1:19000, tcp 127.0.0.1:0"},
 		{"libraries", func(d *doctor) { d.runtime = RuntimeFacts{Err: errors.New("libllama.so not found")} }, SeverityFail, "libllama.so not found run make deps"},
+		{"http", func(*doctor) {}, SeverityOK, "127.0.0.1:19000 is open to this machine, without a key"},
+		{"http beyond loopback", func(d *doctor) { d.cfg.HTTP = "0.0.0.0:19000" }, SeverityWarn, "run kvasir keys add NAME, or set http to 127.0.0.1:19000"},
+		{"http without a key", func(d *doctor) { d.cfg.Gateway.RequireKey = true }, SeverityWarn, "a key is asked for, and there is none"},
+		{"http with keys", func(d *doctor) { d.cfg.HTTP, d.cfg.Data = "0.0.0.0:19000", keyed }, SeverityOK, "open to other machines, with one of 1 keys"},
+		{"http with bad keys", func(d *doctor) { d.cfg.Data = spoilt }, SeverityFail, "the keys of the HTTP API cannot be read"},
 		{"no variant", func(d *doctor) { d.runtime.Variant = "" }, SeverityFail, "no library for this CPU"},
 		{"threads", func(d *doctor) { d.cfg.Threads = 4 }, SeverityWarn, "4 on 2 cores"},
 		{"memory", func(d *doctor) { d.memory = func() (int64, error) { return 1 << 20, nil } }, SeverityWarn, "1.0 MiB available"},

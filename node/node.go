@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net"
 	"net/http"
 	"path/filepath"
 	"slices"
@@ -65,7 +64,8 @@ type Node struct {
 	backbone atomic.Pointer[backbone] // role backbone; nil: it is not here yet
 	gateway  *gateway.Gateway
 	answers  answers
-	http     net.Listener // of the gateway, role entry
+	keys     *keyBook // of the gateway
+	http     httpDoor // of the gateway, role entry
 
 	stops []func() error // in the order of starting
 
@@ -79,7 +79,7 @@ type Node struct {
 // Run starts a node, calls ready, and works until ctx ends. Start goes from the
 // ground up, stop the other way.
 func Run(ctx context.Context, cfg Config, log *slog.Logger, ready func(*Node)) (err error) {
-	n := &Node{cfg: cfg, log: log, started: time.Now(), state: api.StateStarting}
+	n := &Node{cfg: cfg, log: log, started: time.Now(), state: api.StateStarting, http: httpDoor{opened: make(chan struct{})}}
 	defer func() { err = errors.Join(err, n.stop()) }()
 	if err := n.start(ctx); err != nil {
 		if ctx.Err() != nil {
@@ -183,11 +183,8 @@ func (n *Node) start(ctx context.Context) error {
 			}
 		}
 	}
-	if n.cfg.Has(RoleEntry) && n.cfg.HTTP != Off {
-		if n.http, err = gateway.Listen(n.cfg.HTTP); err != nil {
-			return err
-		}
-		n.onStop(func() error { n.http.Close(); return nil }) // closed already unless the start failed
+	if err := n.openHTTP(); err != nil {
+		return err
 	}
 	if err := n.host.Start(); err != nil {
 		return err
@@ -270,12 +267,21 @@ func (n *Node) admit(id peer.ID) error {
 
 // makeGateway makes the gateway, by which the control API renders prompts too.
 func (n *Node) makeGateway() (err error) {
-	cfg := gateway.Config{Logger: n.log}
+	if n.keys, err = openKeys(filepath.Join(n.cfg.Data, keysName), time.Now); err != nil {
+		return err
+	}
+	cfg := gateway.Config{Logger: n.log, Hosts: n.cfg.Gateway.Hosts, Origins: n.cfg.Gateway.Origins}
+	if n.cfg.asksForKey() {
+		cfg.Keys = n.keys.ring
+	}
+	if cfg.Store, err = n.openResponses(); err != nil {
+		return err
+	}
 	if n.exchange != nil {
 		cfg.Routes = newMarketDoor(n.exchange.table, n.weights).routes()
 	}
 	n.gateway, err = gateway.New(cfg)
-	n.answers.gateway = n.gateway
+	n.answers.gateway, n.answers.names, n.answers.log = n.gateway, &n.cfg.Gateway, n.log
 	return err
 }
 
@@ -300,13 +306,11 @@ func (n *Node) serve(ctx context.Context, failed chan<- error) (wait func()) {
 	if n.exchange != nil {
 		loops.Go(func() { n.exchange.run(ctx) })
 	}
-	if n.http != nil {
-		loops.Go(func() {
-			if err := n.gateway.Run(ctx, n.http); err != nil {
-				fail(err)
-			}
-		})
-	}
+	loops.Go(func() {
+		if err := n.runHTTP(ctx); err != nil {
+			fail(err)
+		}
+	})
 	control, err := OpenControl(n.cfg.Control, n, n.log)
 	if err != nil {
 		fail(err)
@@ -333,10 +337,8 @@ func (n *Node) serve(ctx context.Context, failed chan<- error) (wait func()) {
 
 // HTTPAddr is where the gateway listens, or "".
 func (n *Node) HTTPAddr() string {
-	if n.http == nil {
-		return ""
-	}
-	return n.http.Addr().String()
+	addr, _ := n.http.addr()
+	return addr
 }
 
 // Addrs are the multiaddrs by which peers reach this node.

@@ -19,7 +19,7 @@ func (n *Node) Status(context.Context) (*api.Status, error) {
 	n.mu.Unlock()
 	s := &api.Status{
 		PeerID: n.host.ID().String(), Version: Version, RuntimePack: Pack(n.rt), Network: n.cfg.NetworkID(),
-		State: state, UptimeSec: time.Since(n.started).Seconds(), Listen: n.host.Addrs(), HTTP: n.HTTPAddr(),
+		State: state, UptimeSec: time.Since(n.started).Seconds(), Listen: n.host.Addrs(), HTTP: n.HTTPAddr(), HTTPAccess: n.httpAccess(),
 		Backend: "cpu " + n.rt.Variant(), Threads: n.cfg.Threads,
 	}
 	for _, r := range n.cfg.Roles {

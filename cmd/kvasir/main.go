@@ -49,6 +49,7 @@ var commands = []command{
 	{name: "pause", args: "[flags]", about: "finish what is computed for others, then take nothing new", run: pause(true)},
 	{name: "resume", args: "[flags]", about: "end a pause", run: pause(false)},
 	{name: "ask", args: `[flags] "question"`, about: "ask the model and print the answer as it comes", run: ask},
+	{name: "keys", about: "the keys of the HTTP API: make, list, revoke", sub: keysCommands},
 	{name: "gguf", about: "look at a model file, or cut the parts of it that nodes hold", sub: ggufCommands},
 	{name: "model", args: "add|list|verify|remove|pin …", about: "the models in this node's store (runs kvasird model)", run: sibling("model")},
 	{name: "network", args: "create|show|invite|revoke …", about: "create a network, invite into it, revoke (runs kvasird network)", run: sibling("network")},

@@ -110,7 +110,7 @@ func TestStatus(t *testing.T) {
 	st := &api.Status{
 		PeerID: "12D3KooWabcdefgh", Version: "v1", RuntimePack: "pack", Network: "home", Roles: []string{"backbone", "entry"},
 		State: api.StateBlocked, Reason: "no worker for layer 1", UptimeSec: 61, Listen: []string{"/ip4/127.0.0.1/tcp/1", "/ip4/127.0.0.1/udp/1"},
-		HTTP: "127.0.0.1:19000", Threads: 2,
+		HTTP: "127.0.0.1:19000", HTTPAccess: "with a key", Threads: 2,
 		Model:    &api.Model{Name: "m", ID: "ff", Arch: "qwen3moe", Layers: 4, MoELayers: 3, Experts: 32, Used: 4},
 		Coverage: []api.Coverage{{Layer: 1, Experts: 32, Held: 16, Missing: "16:32"}, {Layer: 2, Experts: 32, Held: 32, MinReplicas: 2}},
 		Rows:     []api.Rows{{Layer: 1, Rows: 5}},
@@ -136,6 +136,7 @@ func TestStatus(t *testing.T) {
 		"…abcdefgh is blocked as backbone, entry, up 1m1s.\nno worker for layer 1\n",
 		"m (qwen3moe), 4 layers, 3 of them with 32 experts, 4 used per token",
 		"nobody holds layer 1 experts 16:32\n",
+		"HTTP      127.0.0.1:19000, with a key\n",
 		"120 generated, 9 of prompts; 81.2 tokens/s now; 1 running, 0 waiting",
 		"7 answered for other nodes, 1 running; 3 refused: busy; 2 refused: rights",
 		"…worker01  connected  0s   0.34 ms  layers 0:4 experts 0:16  150   3",

@@ -75,8 +75,8 @@ func printStatus(w io.Writer, st *api.Status) {
 	if c := st.Carried; c != nil && (c.Running > 0 || c.Answered+c.Gone > 0 || len(c.Refused) > 0) {
 		row("Carried", "%s", carriedText(c))
 	}
-	if st.HTTP != "" {
-		row("HTTP", "%s", st.HTTP)
+	if st.HTTP != "" || st.HTTPAccess != "" {
+		row("HTTP", "%s", strings.TrimPrefix(st.HTTP+", "+st.HTTPAccess, ", "))
 	}
 	for i, a := range st.Listen {
 		row([]string{"Listens", ""}[min(i, 1)], "%s", a)

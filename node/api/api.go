@@ -1,8 +1,8 @@
 // Package api is the local control API of a daemon: JSON over HTTP on a unix
 // socket that only the daemon's user may open. It holds the messages and the
 // paths, no behaviour: node serves them, node/client calls them, and a later
-// page reads them. It is not the API for other machines (that is node/gateway)
-// and carries no secret.
+// page reads them. It is not the API for other machines (that is node/gateway).
+// The one secret that it carries is a new key of the gateway, in CreatedKey.
 //
 // Fields are only ever added. Counters count since the daemon started. A value
 // that is not known is absent, never zero by pretence.
@@ -75,8 +75,9 @@ type Status struct {
 	State       State      `json:"state"`
 	Reason      string     `json:"reason,omitempty"` // why it is blocked or starting, and what to do
 	UptimeSec   float64    `json:"uptime_seconds"`
-	Listen      []string   `json:"listen"`         // multiaddrs, with the peer id
-	HTTP        string     `json:"http,omitempty"` // host:port of the gateway
+	Listen      []string   `json:"listen"`                // multiaddrs, with the peer id
+	HTTP        string     `json:"http,omitempty"`        // host:port of the gateway
+	HTTPAccess  string     `json:"http_access,omitempty"` // who may use it, or why it is closed and what to do
 	Backend     string     `json:"backend,omitempty"`
 	Threads     int        `json:"threads"`
 	Model       *Model     `json:"model,omitempty"`

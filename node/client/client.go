@@ -79,6 +79,27 @@ func (c *Client) Revoke(ctx context.Context, list []byte) (api.RevokeResult, err
 	return result, err
 }
 
+// Keys lists the keys of the gateway.
+func (c *Client) Keys(ctx context.Context) ([]api.Key, error) {
+	var keys []api.Key
+	err := c.call(ctx, http.MethodGet, api.PathKeys, nil, &keys)
+	return keys, err
+}
+
+// AddKey makes a key. Its answer is the only one that has the key in it.
+func (c *Client) AddKey(ctx context.Context, req api.NewKey) (api.CreatedKey, error) {
+	var made api.CreatedKey
+	err := c.call(ctx, http.MethodPost, api.PathKeys, req, &made)
+	return made, err
+}
+
+// RevokeKey ends a key.
+func (c *Client) RevokeKey(ctx context.Context, name string) (api.RevokedKey, error) {
+	var revoked api.RevokedKey
+	err := c.call(ctx, http.MethodPost, api.PathRevokedKey, api.RevokeKey{Name: name}, &revoked)
+	return revoked, err
+}
+
 // call sends in, unless it is nil, and decodes the answer into out.
 func (c *Client) call(ctx context.Context, method, path string, in, out any) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, statusTimeout, c.hangs(statusTimeout))

@@ -67,6 +67,7 @@ var defaultWaits = waits{body: 30 * time.Second, write: 30 * time.Second, header
 type Model struct {
 	ID           string   // as clients name it
 	Aliases      []string // other names; one may end in *
+	Digest       string   // of its weights, small hexadecimal digits; 8 of them or more, from the first, are a name too
 	Created      time.Time
 	ChatTemplate string // from the model's own metadata
 	BOS, EOS     string // text of these tokens, for the template
@@ -83,7 +84,7 @@ type Config struct {
 	// scheme://host:port, or "*" for all. None by default.
 	Origins []string
 	Keys    Keys  // nil: no key is asked for
-	Store   Store // of responses; nil: some of the last hour, in memory
+	Store   Store // of responses; nil: those of the last hour, up to 64 MB in memory
 	Logger  *slog.Logger
 	Now     func() time.Time // nil: the clock
 	Random  func() uint64    // nil: of the process; for ids and seeds

@@ -77,19 +77,15 @@ func (g *Gateway) getModel(w http.ResponseWriter, r *http.Request) {
 	writeJSON(w, http.StatusOK, m.object())
 }
 
-// model finds a model by id or alias; the error names the nearest id.
-func (g *Gateway) model(id string) (*servedModel, *apiError) {
-	nearest, best := "", 0
-	for _, m := range *g.models.Load() {
-		if m.ID == id { // an id goes before any alias
-			return m, nil
-		}
+// model finds a model by a name of it; the error names the nearest id.
+func (g *Gateway) model(name string) (*servedModel, *apiError) {
+	models := *g.models.Load()
+	if m := find(models, name); m != nil {
+		return m, nil
 	}
-	for _, m := range *g.models.Load() {
-		if m.isAlias(id) {
-			return m, nil
-		}
-		if d := distance(clip(id), m.ID); nearest == "" || d < best {
+	nearest, best := "", 0
+	for _, m := range models {
+		if d := distance(clip(name), m.ID); nearest == "" || d < best {
 			nearest, best = m.ID, d
 		}
 	}
@@ -98,14 +94,63 @@ func (g *Gateway) model(id string) (*servedModel, *apiError) {
 		hint = fmt.Sprintf("the nearest is %q", nearest)
 	}
 	return nil, &apiError{status: http.StatusNotFound, code: "model_not_found", param: "model",
-		message: fmt.Sprintf("model %q is not served here; %s", clip(id), hint)}
+		message: fmt.Sprintf("model %q is not served here; %s", clip(name), hint)}
 }
 
-func (m *servedModel) isAlias(id string) bool {
-	return slices.ContainsFunc(m.Aliases, func(a string) bool {
-		prefix, open := strings.CutSuffix(a, "*")
-		return id == a || open && strings.HasPrefix(id, prefix)
-	})
+// Resolve returns the ID of the model that is meant by a name: its ID, an alias, or
+// the beginning of its digest.
+func (g *Gateway) Resolve(name string) (id string, ok bool) {
+	if m := find(*g.models.Load(), name); m != nil {
+		return m.ID, true
+	}
+	return "", false
+}
+
+// minDigest is how many digits of a digest name a model.
+const minDigest = 8
+
+// find returns the model of a name, or nil. An ID goes before an alias, that before a
+// digest, and that before an alias with *, of which the longest counts.
+func find(models []*servedModel, name string) *servedModel {
+	for _, m := range models {
+		if m.ID == name {
+			return m
+		}
+	}
+	for _, m := range models {
+		if slices.Contains(m.Aliases, name) {
+			return m
+		}
+	}
+	if m := findDigest(models, name); m != nil {
+		return m
+	}
+	var open *servedModel
+	longest := -1
+	for _, m := range models {
+		for _, a := range m.Aliases {
+			if prefix, ok := strings.CutSuffix(a, "*"); ok && len(prefix) > longest && strings.HasPrefix(name, prefix) {
+				open, longest = m, len(prefix)
+			}
+		}
+	}
+	return open
+}
+
+// findDigest returns the only model whose digest begins so.
+func findDigest(models []*servedModel, digits string) (found *servedModel) {
+	if len(digits) < minDigest {
+		return nil
+	}
+	for _, m := range models {
+		if strings.HasPrefix(m.Digest, strings.ToLower(digits)) {
+			if found != nil {
+				return nil
+			}
+			found = m
+		}
+	}
+	return found
 }
 
 // distance is the number of single-letter edits between two names.
