@@ -127,6 +127,7 @@ type screen struct {
 	answers []byte     // for the editor to read before anything else
 	held    []byte     // read, and not given to the editor yet
 	pasting bool
+	ended   bool // nothing more will be read
 	paste   []byte
 	pastes  map[string]string // by their marks
 	marks   []string          // of pastes, the oldest first
@@ -154,16 +155,19 @@ func (s *screen) Write(p []byte) (int, error) {
 }
 
 func (s *screen) Read(p []byte) (int, error) {
-	for {
+	for buf := make([]byte, 4096); ; {
 		if n := s.give(p); n > 0 {
 			return n, nil
 		}
-		buf := make([]byte, 4096)
 		n, err := s.in.Read(buf)
-		s.take(buf[:n])
-		if err != nil && n == 0 {
-			return 0, err
+		s.take(buf[:n], err)
+		if err == nil {
+			continue
 		}
+		if n := s.give(p); n > 0 {
+			return n, nil // and the error when it is read again
+		}
+		return 0, err
 	}
 }
 
@@ -176,22 +180,22 @@ func (s *screen) give(p []byte) int {
 		s.answers = s.answers[n:]
 		return n
 	}
-	ready := s.held
-	for i := len(ready) - 1; i >= max(0, len(ready)-len(pasteBegin)+1); i-- {
-		if ready[i] == '\x1b' && strings.HasPrefix(pasteBegin, string(ready[i:])) {
-			ready = ready[:i] // the rest of the sequence may be to come; the editor, too, would wait for it
-			break
+	ready := len(s.held)
+	for i := ready - 1; !s.pasting && !s.ended && i >= max(0, len(s.held)-len(pasteBegin)+1); i-- {
+		if strings.HasPrefix(pasteBegin, string(s.held[i:])) {
+			ready = i // the rest of the sequence may be to come; the editor, too, would wait for it
 		}
 	}
-	n := copy(p, ready)
+	n := copy(p, s.held[:ready])
 	s.held = s.held[n:]
 	return n
 }
 
 // take sorts what was read into keys and pasted text.
-func (s *screen) take(data []byte) {
+func (s *screen) take(data []byte, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.ended = err != nil
 	for len(data) > 0 {
 		if s.pasting {
 			data = s.takePasteLocked(data)
@@ -213,26 +217,30 @@ func (s *screen) takePasteLocked(data []byte) (rest []byte) {
 	s.paste = append(s.paste, data...)
 	end := bytes.Index(s.paste[from:], []byte(pasteEnd))
 	if end < 0 {
-		if extra := len(s.paste) - maxPaste; extra > 0 { // keep the tail, where the end may begin
-			s.paste = append(s.paste[:maxPaste-len(pasteEnd)], s.paste[len(s.paste)-len(pasteEnd):]...)
+		const most = maxPaste + 1              // so that it shows as too long
+		if len(s.paste) > most+len(pasteEnd) { // keep the tail, where the end may begin
+			s.paste = append(s.paste[:most], s.paste[len(s.paste)-len(pasteEnd):]...)
 		}
 		return nil
 	}
 	rest = bytes.Clone(s.paste[from+end+len(pasteEnd):])
-	text := strings.ToValidUTF8(string(s.paste[:from+end]), string(utf8.RuneError))
+	text, cut := s.paste[:from+end], ""
+	if len(text) > maxPaste {
+		text, cut = text[:maxPaste], ", cut"
+	}
+	s.held = append(s.held, s.shownLocked(strings.ToValidUTF8(string(text), string(utf8.RuneError)), cut)...)
 	s.paste, s.pasting = nil, false
-	s.held = append(s.held, s.shownLocked(text)...)
 	return rest
 }
 
-// shownLocked is what stands for pasted text in the line.
-func (s *screen) shownLocked(text string) string {
+// shownLocked is what stands for pasted text in the line. note is added to a mark.
+func (s *screen) shownLocked(text, note string) string {
 	text = strings.ReplaceAll(strings.ReplaceAll(text, "\r\n", "\n"), "\r", "\n")
 	if !strings.ContainsAny(text, "\n\t") && len(text) <= inlinePaste {
 		return plain(text)
 	}
 	s.made++
-	mark := fmt.Sprintf("[paste %d: %d lines, %d bytes]", s.made, strings.Count(text, "\n")+1, len(text))
+	mark := fmt.Sprintf("[paste %d: %d lines, %d bytes%s]", s.made, strings.Count(text, "\n")+1, len(text), note)
 	s.pastes[mark], s.marks = text, append(s.marks, mark)
 	for s.size += len(text); s.size > maxPastes; s.marks = s.marks[1:] {
 		s.size -= len(s.pastes[s.marks[0]])

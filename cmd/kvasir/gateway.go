@@ -25,6 +25,7 @@ const (
 	maxAnswer     = 16 << 20 // bytes of one answer, its reasoning too
 	dialWait      = 10 * time.Second
 	listWait      = 30 * time.Second
+	closeWait     = time.Second
 	gatewaySilent = 2 * time.Minute // ours says something every 10 s
 )
 
@@ -259,6 +260,10 @@ func (g *gateway) stream(ctx context.Context, req chatRequest, on func(text, rea
 	}
 	defer resp.Body.Close()
 	end, err = readAnswer(&spoken{resp.Body, func() { quiet.Reset(g.silence) }}, on)
+	if err == nil { // what is closed before its end was broken off, as the gateway sees it
+		quiet.Reset(closeWait)
+		io.CopyN(io.Discard, resp.Body, maxFailure)
+	}
 	if err != nil && ctx.Err() != nil {
 		err = context.Cause(ctx)
 	}
