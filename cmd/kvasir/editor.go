@@ -46,6 +46,9 @@ func newEditor(in io.Reader, out io.Writer, h *history, st style, complete compl
 		AutoComplete: complete,
 		HistoryLimit: maxHistoryLines, Undo: true,
 		Listener: func(line []rune, pos int, _ rune) ([]rune, int, bool) {
+			if line == nil { // the terminal is in raw mode now: Ctrl-C is a key, no signal
+				io.WriteString(out, pasteOn)
+			}
 			e.written = len(line) > 0
 			return nil, 0, false
 		},
@@ -68,7 +71,6 @@ func (e *editor) line(ctx context.Context, more bool) (string, error) {
 	e.rl.SetPrompt(e.style.bold(promptText(more)))
 	stop := context.AfterFunc(ctx, func() { e.rl.Close() })
 	defer stop()
-	io.WriteString(e.screen.out, pasteOn)
 	line, err := e.rl.ReadLine()
 	io.WriteString(e.screen.out, pasteOff)
 	switch {

@@ -26,6 +26,7 @@ const (
 	dialWait      = 10 * time.Second
 	listWait      = 30 * time.Second
 	closeWait     = time.Second
+	maxNamed      = 10              // models in an error
 	gatewaySilent = 2 * time.Minute // ours says something every 10 s
 )
 
@@ -113,7 +114,11 @@ func (g *gateway) model(ctx context.Context, name string) (string, error) {
 	if len(known) == 0 {
 		return "", fmt.Errorf("no model %q: %s serves none now", name, g.base)
 	}
-	return "", fmt.Errorf("no model %q: there are %s", name, strings.Join(known, ", "))
+	more, shown := "", known[:min(len(known), maxNamed)]
+	if n := len(known) - len(shown); n > 0 {
+		more = fmt.Sprintf(" and %d more", n)
+	}
+	return "", fmt.Errorf("no model %q: there are %s%s", name, strings.Join(shown, ", "), more)
 }
 
 func (g *gateway) get(ctx context.Context, path string, v any) error {
