@@ -4,6 +4,7 @@ go 1.26.6
 
 require (
 	github.com/dgraph-io/badger/v4 v4.9.6
+	github.com/ergochat/readline v0.1.3
 	github.com/fxamacker/cbor/v2 v2.9.0
 	github.com/ipfs/go-cid v0.6.2
 	github.com/libp2p/go-libp2p v0.52.0
@@ -18,6 +19,7 @@ require (
 	github.com/quic-go/quic-go v0.64.1
 	github.com/santhosh-tekuri/jsonschema/v6 v6.0.2
 	golang.org/x/sys v0.50.0
+	golang.org/x/term v0.48.0
 	golang.org/x/time v0.16.0
 	google.golang.org/protobuf v1.36.12
 	lukechampine.com/blake3 v1.4.1

@@ -17,12 +17,8 @@ func ask(ctx context.Context, c console, f *flags) error {
 	var req api.AskRequest
 	stats := f.Bool("stats", false, "then print tokens, tokens/s and the time to the first token")
 	f.BoolVar(&req.Raw, "raw", false, "complete the text as it is, without the model's chat template")
-	f.StringVar(&req.System, "system", "", "system `message`")
 	f.StringVar(&req.Model, "model", "", "`name` of the model (default: the only one)")
-	f.IntVar(&req.MaxTokens, "max-tokens", 0, "longest answer in `tokens` (default: the daemon's)")
-	temperature := f.Float64("temperature", 0, "0 takes the likeliest token each time")
-	topP := f.Float64("top-p", 0, "sample among the likeliest tokens with this total `probability` (0: off)")
-	seed := f.Uint("seed", 0, "`number` that a sampled answer can be repeated with")
+	how := f.answerFlags()
 	rest, err := f.parse(c)
 	if err != nil {
 		return err
@@ -30,7 +26,8 @@ func ask(ctx context.Context, c console, f *flags) error {
 	if req.Prompt, err = prompt(c, f, rest); err != nil {
 		return err
 	}
-	req.Temperature, req.TopP, req.Seed = float32(*temperature), float32(*topP), uint32(*seed)
+	req.System, req.MaxTokens = how.system, how.maxTokens
+	req.Temperature, req.TopP, req.Seed = float32(how.temperature), float32(how.topP), uint32(how.seed)
 	path, err := socket()
 	if err != nil {
 		return err
@@ -40,9 +37,27 @@ func ask(ctx context.Context, c console, f *flags) error {
 		return err
 	}
 	if *stats {
-		fmt.Fprintln(c.err, statsLine(done))
+		fmt.Fprintln(c.err, answerStats{AskDone: done})
 	}
 	return nil
+}
+
+// answerFlags are the flags of those who ask a model.
+type answerFlags struct {
+	system            string
+	maxTokens         int
+	temperature, topP float64
+	seed              uint
+}
+
+func (f *flags) answerFlags() *answerFlags {
+	a := new(answerFlags)
+	f.StringVar(&a.system, "system", "", "system `message`")
+	f.IntVar(&a.maxTokens, "max-tokens", 0, "longest answer in `tokens` (default: the daemon's)")
+	f.Float64Var(&a.temperature, "temperature", 0, "0 takes the likeliest token each time")
+	f.Float64Var(&a.topP, "top-p", 0, "sample among the likeliest tokens with this total `probability` (0: off)")
+	f.UintVar(&a.seed, "seed", 0, "`number` that a sampled answer can be repeated with")
+	return a
 }
 
 // prompt joins the arguments; "-" alone reads stdin.
@@ -66,29 +81,12 @@ func prompt(c console, f *flags, words []string) (string, error) {
 
 // stream prints the pieces. A line that was begun is ended, also on an error.
 func stream(ctx context.Context, c console, cl *client.Client, req api.AskRequest) (api.AskDone, error) {
-	open := false
-	done, err := cl.Ask(ctx, req, func(ev api.AskEvent) error {
+	out := answerWriter{out: c.out}
+	defer out.end()
+	return cl.Ask(ctx, req, func(ev api.AskEvent) error {
 		if ev.Note != "" {
 			fmt.Fprintf(c.err, "(%s)\n", plain(ev.Note))
 		}
-		if ev.Text == "" {
-			return nil
-		}
-		open = !strings.HasSuffix(ev.Text, "\n")
-		_, err := io.WriteString(c.out, plain(ev.Text))
-		return err
+		return out.text(ev.Text)
 	})
-	if open {
-		io.WriteString(c.out, "\n")
-	}
-	return done, err
-}
-
-func statsLine(d api.AskDone) string {
-	speed := "-"
-	if s := d.TokensPerSecond(); s > 0 {
-		speed = fmt.Sprintf("%.1f", s)
-	}
-	return fmt.Sprintf("%d tokens, %s tokens/s, first token after %.3f s; prompt %d tokens; ended by %s",
-		d.Tokens, speed, d.FirstTokenSec, d.PromptTokens, d.Finish)
 }

@@ -1,6 +1,7 @@
 // Kvasir shows and asks a daemon on this machine, and takes GGUF files apart.
-// It talks to kvasird over the control socket (node/client), runs its sibling
-// binary for what needs llama.cpp, and computes nothing itself.
+// It talks to kvasird over the control socket (node/client) and, to chat, over
+// HTTP as any client does, runs its sibling binary for what needs llama.cpp, and
+// computes nothing itself.
 //
 // Exit status: 0 done, 1 failed, 2 wrong usage.
 package main
@@ -40,6 +41,7 @@ type command struct {
 	name, args, about string
 	run               func(ctx context.Context, c console, f *flags) error
 	sub               []command
+	interrupts        bool // it sees to Ctrl-C itself, which else ends ctx
 }
 
 var commands = []command{
@@ -50,6 +52,7 @@ var commands = []command{
 	{name: "resume", args: "[flags]", about: "end a pause", run: pause(false)},
 	{name: "ask", args: `[flags] "question"`, about: "ask the model and print the answer as it comes", run: ask},
 	{name: "keys", about: "the keys of the HTTP API: make, list, revoke", sub: keysCommands},
+	{name: "chat", args: "[MODEL] [flags]", about: "talk with the model in the terminal", run: runChat, interrupts: true},
 	{name: "gguf", about: "look at a model file, or cut the parts of it that nodes hold", sub: ggufCommands},
 	{name: "model", args: "add|list|verify|remove|pin …", about: "the models in this node's store (runs kvasird model)", run: sibling("model")},
 	{name: "network", args: "create|show|invite|revoke …", about: "create a network, invite into it, revoke (runs kvasird network)", run: sibling("network")},
@@ -67,7 +70,7 @@ func usagef(format string, args ...any) error {
 }
 
 func main() {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer stop()
 	os.Exit(run(ctx, console{os.Stdin, os.Stdout, os.Stderr}, os.Args[1:]))
 }
@@ -79,6 +82,11 @@ func run(ctx context.Context, c console, args []string) int {
 		return exitWith(c, printHelp(c.out, path))
 	}
 	if err == nil {
+		if !cmd.interrupts {
+			var stop func()
+			ctx, stop = signal.NotifyContext(ctx, os.Interrupt)
+			defer stop()
+		}
 		err = cmd.run(ctx, c, newFlags(path, *cmd, rest))
 	}
 	if errors.Is(err, flag.ErrHelp) {
@@ -254,10 +262,15 @@ func (f *flags) socketFlags() func() (string, error) {
 }
 
 // plain takes control characters out of what comes from peers, files and
-// models, so that it cannot steer the terminal. Line ends and tabs stay.
+// models, so that it cannot steer the terminal, nor, by turning the direction of
+// text round, seem to be what it is not. Line ends and tabs stay; a CR goes.
 func plain(s string) string {
 	return strings.Map(func(r rune) rune {
-		if r < ' ' && r != '\n' && r != '\t' || 0x7f <= r && r < 0xa0 {
+		switch {
+		case r == '\r':
+			return -1
+		case r < ' ' && r != '\n' && r != '\t', 0x7f <= r && r < 0xa0,
+			0x202a <= r && r <= 0x202e, 0x2066 <= r && r <= 0x2069:
 			return '\ufffd'
 		}
 		return r
