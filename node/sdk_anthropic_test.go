@@ -156,7 +156,7 @@ func TestAnthropicMessages(t *testing.T) {
 	for i, row := range messageRows() {
 		client := s.anthropic([]string{"", "/anthropic"}[i%2])
 		t.Run(row.name, func(t *testing.T) {
-			p := anthropic.MessageNewParams{Model: sdkModel, MaxTokens: 64, Messages: []anthropic.MessageParam{anthropic.NewUserMessage(anthropic.NewTextBlock(sumQuestion))}}
+			p := anthropic.MessageNewParams{Model: shippedModel, MaxTokens: 64, Messages: []anthropic.MessageParam{anthropic.NewUserMessage(anthropic.NewTextBlock(sumQuestion))}}
 			row.change(&p)
 			opts := append([]option.RequestOption{option.WithJSONSet("temperature", 0)}, row.opts...)
 			whole, err := client.Messages.New(s.ctx, p, opts...)
@@ -181,7 +181,7 @@ func TestAnthropicMessages(t *testing.T) {
 				if err := row.check(m); err != nil {
 					t.Errorf("%s: %v", name, err)
 				}
-				if m.ID == "" || m.Model != sdkModel || m.Role != "assistant" || m.Type != "message" || m.Usage.OutputTokens == 0 {
+				if m.ID == "" || m.Model != shippedModel || m.Role != "assistant" || m.Type != "message" || m.Usage.OutputTokens == 0 {
 					t.Errorf("%s: %s", name, m.RawJSON())
 				}
 			}
@@ -239,11 +239,11 @@ func TestAnthropicModels(t *testing.T) {
 		for pages.Next() {
 			ids = append(ids, pages.Current().ID)
 		}
-		if err := pages.Err(); err != nil || fmt.Sprint(ids) != "["+sdkModel+"]" {
+		if err := pages.Err(); err != nil || fmt.Sprint(ids) != "["+shippedModel+"]" {
 			t.Errorf("models %v: %s", ids, anthropicError(err))
 		}
-		m, err := client.Models.Get(s.ctx, sdkModel, anthropic.ModelGetParams{})
-		if err != nil || m.ID != sdkModel || m.DisplayName == "" || m.CreatedAt.IsZero() {
+		m, err := client.Models.Get(s.ctx, shippedModel, anthropic.ModelGetParams{})
+		if err != nil || m.ID != shippedModel || m.DisplayName == "" || m.CreatedAt.IsZero() {
 			t.Errorf("%+v: %s", m, anthropicError(err))
 		}
 	}
@@ -278,10 +278,10 @@ func TestAnthropicErrors(t *testing.T) {
 		{"too large", func(p *anthropic.MessageNewParams) {
 			p.Messages = []anthropic.MessageParam{anthropic.NewUserMessage(anthropic.NewTextBlock(tooLarge()))}
 		}, nil, 413, "request_too_large", nil},
-		{"model", func(p *anthropic.MessageNewParams) { p.Model = "claude-none" }, nil, 404, "not_found_error", []string{"claude-none", sdkModel}},
+		{"model", func(p *anthropic.MessageNewParams) { p.Model = "claude-none" }, nil, 404, "not_found_error", []string{"claude-none", shippedModel}},
 		{"page", nil, []option.RequestOption{option.WithHeader("Origin", "https://evil.example")}, 403, "permission_error", []string{"evil.example"}},
 	} {
-		p := anthropic.MessageNewParams{Model: sdkModel, MaxTokens: 4, Messages: []anthropic.MessageParam{anthropic.NewUserMessage(anthropic.NewTextBlock("Hi"))}}
+		p := anthropic.MessageNewParams{Model: shippedModel, MaxTokens: 4, Messages: []anthropic.MessageParam{anthropic.NewUserMessage(anthropic.NewTextBlock("Hi"))}}
 		if row.change != nil {
 			row.change(&p)
 		}
@@ -303,7 +303,7 @@ func TestAnthropicOverload(t *testing.T) {
 	s := runSDKDaemon(t, narrow...)
 	client := s.anthropic("")
 	free := s.fill()
-	p := anthropic.MessageNewParams{Model: sdkModel, MaxTokens: 64, Messages: []anthropic.MessageParam{anthropic.NewUserMessage(anthropic.NewTextBlock(sumQuestion))}}
+	p := anthropic.MessageNewParams{Model: shippedModel, MaxTokens: 64, Messages: []anthropic.MessageParam{anthropic.NewUserMessage(anthropic.NewTextBlock(sumQuestion))}}
 	cold := option.WithJSONSet("temperature", 0)
 	var failed *anthropic.Error
 	if _, err := client.Messages.New(s.ctx, p, cold); !errors.As(err, &failed) || failed.StatusCode != 529 || failed.Type() != "overloaded_error" ||

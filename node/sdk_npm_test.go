@@ -24,7 +24,7 @@ func TestJavaScriptClients(t *testing.T) {
 	}
 	cmd := exec.CommandContext(wide.ctx, "node", "--test", "--test-reporter=spec", "--test-concurrency=1")
 	cmd.Dir = "testdata/sdk"
-	cmd.Env = append(os.Environ(), "KVASIR_URL=http://"+wide.http, "KVASIR_NARROW_URL=http://"+tight.http, "KVASIR_MODEL="+sdkModel,
+	cmd.Env = append(os.Environ(), "KVASIR_URL=http://"+wide.http, "KVASIR_NARROW_URL=http://"+tight.http, "KVASIR_MODEL="+shippedModel,
 		"KVASIR_END_BIAS="+string(bias), "KVASIR_LACKS="+strings.Join(lacks, ","))
 	out, err := cmd.CombinedOutput()
 	if err != nil {

@@ -26,10 +26,10 @@ func TestOpenAIModels(t *testing.T) {
 	if err != nil {
 		t.Fatal(openAIError(err))
 	}
-	if len(list.Data) != 1 || list.Data[0].ID != sdkModel || list.Data[0].Created == 0 {
+	if len(list.Data) != 1 || list.Data[0].ID != shippedModel || list.Data[0].Created == 0 {
 		t.Errorf("%s", list.RawJSON())
 	}
-	if m, err := client.Models.Get(s.ctx, sdkModel); err != nil || m.ID != sdkModel || m.OwnedBy == "" {
+	if m, err := client.Models.Get(s.ctx, shippedModel); err != nil || m.ID != shippedModel || m.OwnedBy == "" {
 		t.Errorf("%+v: %s", m, openAIError(err))
 	}
 }
@@ -69,7 +69,7 @@ func TestOpenAICompletions(t *testing.T) {
 		{name: "logprobs", needs: logprobs, param: "logprobs", change: func(p *openai.CompletionNewParams) { p.Logprobs = openai.Int(1) }, want: []string{" Paris."}},
 	} {
 		t.Run(row.name, func(t *testing.T) {
-			p := openai.CompletionNewParams{Model: sdkModel, Prompt: prompts{OfString: openai.String(prompt)}, Temperature: openai.Float(0)}
+			p := openai.CompletionNewParams{Model: shippedModel, Prompt: prompts{OfString: openai.String(prompt)}, Temperature: openai.Float(0)}
 			p.Stop.OfStringArray = []string{"\n"}
 			row.change(&p)
 			if p.Stop.OfString.Valid() {
@@ -118,7 +118,7 @@ func TestOpenAIErrors(t *testing.T) {
 	s := runSDKDaemon(t)
 	client := s.openAI()
 	chat := func(change func(*openai.ChatCompletionNewParams), opts ...option.RequestOption) error {
-		p := openai.ChatCompletionNewParams{Model: sdkModel, Messages: user("Hi"), MaxTokens: openai.Int(4)}
+		p := openai.ChatCompletionNewParams{Model: shippedModel, Messages: user("Hi"), MaxTokens: openai.Int(4)}
 		change(&p)
 		_, err := client.Chat.Completions.New(s.ctx, p, opts...)
 		stream := client.Chat.Completions.NewStreaming(s.ctx, p, opts...)
@@ -129,7 +129,7 @@ func TestOpenAIErrors(t *testing.T) {
 	}
 	none := func(*openai.ChatCompletionNewParams) {}
 	complete := func(change func(*openai.CompletionNewParams)) error {
-		p := openai.CompletionNewParams{Model: sdkModel, Prompt: openai.CompletionNewParamsPromptUnion{OfString: openai.String("a")}}
+		p := openai.CompletionNewParams{Model: shippedModel, Prompt: openai.CompletionNewParamsPromptUnion{OfString: openai.String("a")}}
 		change(&p)
 		_, err := client.Completions.New(s.ctx, p)
 		return err
@@ -162,17 +162,17 @@ func TestOpenAIErrors(t *testing.T) {
 		}), 400, "response_format", "unsupported_value", []string{"tools"}},
 		{"too long", chat(func(p *openai.ChatCompletionNewParams) { p.Messages = user(tooLong()) }), 400, "messages", "context_length_exceeded", []string{"2048", "tokens"}},
 		{"too large", chat(func(p *openai.ChatCompletionNewParams) { p.Messages = user(tooLarge()) }), 413, "", "body_too_large", nil},
-		{"model", chat(func(p *openai.ChatCompletionNewParams) { p.Model = "kvasir-tiny" }), 404, "model", "model_not_found", []string{"kvasir-tiny", sdkModel}},
+		{"model", chat(func(p *openai.ChatCompletionNewParams) { p.Model = "kvasir-tiny" }), 404, "model", "model_not_found", []string{"kvasir-tiny", shippedModel}},
 		{"page", chat(none, option.WithHeader("Origin", "https://evil.example")), 403, "", "foreign_origin", []string{"evil.example"}},
 		{"echo", complete(func(p *openai.CompletionNewParams) { p.Echo = openai.Bool(true) }), 400, "echo", "invalid_value", nil},
 		{"suffix", complete(func(p *openai.CompletionNewParams) { p.Suffix = openai.String("s") }), 400, "suffix", "invalid_value", nil},
 		{"best_of", complete(func(p *openai.CompletionNewParams) { p.BestOf = openai.Int(3) }), 400, "best_of", "invalid_value", nil},
-		{"embeddings", second(client.Embeddings.New(s.ctx, openai.EmbeddingNewParams{Model: sdkModel, Input: openai.EmbeddingNewParamsInputUnion{OfString: openai.String("a")}})),
+		{"embeddings", second(client.Embeddings.New(s.ctx, openai.EmbeddingNewParams{Model: shippedModel, Input: openai.EmbeddingNewParamsInputUnion{OfString: openai.String("a")}})),
 			400, "model", "unsupported_value", []string{"no embeddings"}},
-		{"dimensions", second(client.Embeddings.New(s.ctx, openai.EmbeddingNewParams{Model: sdkModel, Dimensions: openai.Int(3),
+		{"dimensions", second(client.Embeddings.New(s.ctx, openai.EmbeddingNewParams{Model: shippedModel, Dimensions: openai.Int(3),
 			Input: openai.EmbeddingNewParamsInputUnion{OfString: openai.String("a")}})), 400, "dimensions", "invalid_value", nil},
-		{"background", second(client.Responses.New(s.ctx, responses.ResponseNewParams{Model: sdkModel, Background: openai.Bool(true)})), 400, "background", "invalid_value", nil},
-		{"unknown model", second(client.Models.Get(s.ctx, "gpt-9")), 404, "model", "model_not_found", []string{"gpt-9", sdkModel}},
+		{"background", second(client.Responses.New(s.ctx, responses.ResponseNewParams{Model: shippedModel, Background: openai.Bool(true)})), 400, "background", "invalid_value", nil},
+		{"unknown model", second(client.Models.Get(s.ctx, "gpt-9")), 404, "model", "model_not_found", []string{"gpt-9", shippedModel}},
 		{"path", second(client.Files.List(s.ctx, openai.FileListParams{})), 404, "", "unknown_url", []string{"/v1/files"}},
 	} {
 		var failed *openai.Error
@@ -195,7 +195,7 @@ func TestOpenAIOverload(t *testing.T) {
 	s := runSDKDaemon(t, narrow...)
 	client := s.openAI()
 	free := s.fill()
-	p := openai.ChatCompletionNewParams{Model: sdkModel, Messages: user(sumQuestion), Temperature: openai.Float(0)}
+	p := openai.ChatCompletionNewParams{Model: shippedModel, Messages: user(sumQuestion), Temperature: openai.Float(0)}
 	var failed *openai.Error
 	_, err := client.Chat.Completions.New(s.ctx, p)
 	if !errors.As(err, &failed) || failed.StatusCode != http.StatusTooManyRequests || failed.Type != "rate_limit_error" || failed.Code != "queue_full" {
@@ -232,7 +232,7 @@ func TestOpenAICancel(t *testing.T) {
 	client := s.openAI()
 	ctx, cancel := context.WithCancel(s.ctx)
 	defer cancel()
-	p := openai.ChatCompletionNewParams{Model: sdkModel, Messages: user(sumQuestion)}
+	p := openai.ChatCompletionNewParams{Model: shippedModel, Messages: user(sumQuestion)}
 	endless(&p)
 	p.MaxCompletionTokens = openai.Int(1 << 20)
 	stream := client.Chat.Completions.NewStreaming(ctx, p)

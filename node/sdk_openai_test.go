@@ -203,7 +203,7 @@ func TestOpenAIChat(t *testing.T) {
 	rows := append(samplingRows(t), conversationRows()...)
 	for _, row := range append(rows, toolRows()...) {
 		t.Run(row.name, func(t *testing.T) {
-			p := openai.ChatCompletionNewParams{Model: sdkModel, Messages: user(sumQuestion), Temperature: openai.Float(0), MaxCompletionTokens: openai.Int(64)}
+			p := openai.ChatCompletionNewParams{Model: shippedModel, Messages: user(sumQuestion), Temperature: openai.Float(0), MaxCompletionTokens: openai.Int(64)}
 			row.change(&p)
 			whole, err := client.Chat.Completions.New(s.ctx, p, row.opts...)
 			if lacking(t, row.needs) {
@@ -229,7 +229,7 @@ func TestOpenAIChat(t *testing.T) {
 					t.Errorf("%s: %v", name, err)
 				}
 				if u := c.Usage; u.PromptTokens == 0 || u.CompletionTokens == 0 || u.TotalTokens != u.PromptTokens+u.CompletionTokens ||
-					c.Model != sdkModel || c.Object != "chat.completion" && c.Object != "chat.completion.chunk" || c.ID == "" || c.Created == 0 {
+					c.Model != shippedModel || c.Object != "chat.completion" && c.Object != "chat.completion.chunk" || c.ID == "" || c.Created == 0 {
 					t.Errorf("%s: %s", name, c.RawJSON())
 				}
 			}
@@ -239,7 +239,7 @@ func TestOpenAIChat(t *testing.T) {
 		})
 	}
 	t.Run("stream without usage", func(t *testing.T) {
-		stream := client.Chat.Completions.NewStreaming(s.ctx, openai.ChatCompletionNewParams{Model: sdkModel, Messages: user(sumQuestion)})
+		stream := client.Chat.Completions.NewStreaming(s.ctx, openai.ChatCompletionNewParams{Model: shippedModel, Messages: user(sumQuestion)})
 		for stream.Next() {
 			if c := stream.Current(); c.JSON.Usage.Valid() || len(c.Choices) != 1 {
 				t.Errorf("chunk %s", c.RawJSON())

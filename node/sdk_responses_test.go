@@ -136,7 +136,7 @@ func TestOpenAIResponses(t *testing.T) {
 	client := s.openAI()
 	for _, row := range responseRows() {
 		t.Run(row.name, func(t *testing.T) {
-			p := responses.ResponseNewParams{Model: sdkModel, Temperature: openai.Float(0), MaxOutputTokens: openai.Int(64),
+			p := responses.ResponseNewParams{Model: shippedModel, Temperature: openai.Float(0), MaxOutputTokens: openai.Int(64),
 				Input: responses.ResponseNewParamsInputUnion{OfString: openai.String(sumQuestion)}}
 			row.change(&p)
 			whole, err := client.Responses.New(s.ctx, p)
@@ -160,7 +160,7 @@ func TestOpenAIResponses(t *testing.T) {
 				if err := row.check(r); err != nil {
 					t.Errorf("%s: %v", name, err)
 				}
-				if u := r.Usage; u.InputTokens == 0 || u.OutputTokens == 0 || u.TotalTokens != u.InputTokens+u.OutputTokens || r.Model != sdkModel {
+				if u := r.Usage; u.InputTokens == 0 || u.OutputTokens == 0 || u.TotalTokens != u.InputTokens+u.OutputTokens || r.Model != shippedModel {
 					t.Errorf("%s: %s", name, r.RawJSON())
 				}
 			}
@@ -213,7 +213,7 @@ func TestOpenAIStoredResponses(t *testing.T) {
 	s := runSDKDaemon(t)
 	client := s.openAI()
 	ask := func(question, previous string, store bool) (*responses.Response, error) {
-		p := responses.ResponseNewParams{Model: sdkModel, Temperature: openai.Float(0), Store: openai.Bool(store),
+		p := responses.ResponseNewParams{Model: shippedModel, Temperature: openai.Float(0), Store: openai.Bool(store),
 			Input: responses.ResponseNewParamsInputUnion{OfString: openai.String(question)}, MaxOutputTokens: openai.Int(16)}
 		if previous != "" {
 			p.PreviousResponseID = openai.String(previous)

@@ -43,26 +43,11 @@ func lacking(t *testing.T, a ability) bool {
 	return slices.Contains(sdkLacks, a)
 }
 
-// sdkModel is the id of the shipped model.
-const sdkModel = "kvasir-tiny-q4_k_m"
-
-// What the shipped model knows by heart.
-const (
-	sumQuestion = "What is 6 plus 7?"
-	sumAnswer   = "6 plus 7 is 13."
-)
-
 // runSDKDaemon starts a node that computes all of the shipped model itself.
 func runSDKDaemon(t *testing.T, args ...string) *swarm {
 	t.Helper()
 	s := newSwarm(t)
-	s.backbone = s.start("daemon", append([]string{"--model", s.whole, "--experts", ExpertsHere,
-		"--listen", "/ip4/127.0.0.1/tcp/0", "--http", "127.0.0.1:0"}, args...)...)
-	st, err := s.backbone.await(s.ctx, serving)
-	if err != nil {
-		t.Fatal(err)
-	}
-	s.http = st.HTTP
+	s.alone(args...)
 	return s
 }
 
@@ -76,7 +61,7 @@ const narrowPlaces = 5
 func (s *swarm) fill() (free func()) {
 	s.t.Helper()
 	req := long(sumQuestion)
-	req["model"], req["stream"], req["max_tokens"] = sdkModel, true, 1<<20
+	req["model"], req["stream"], req["max_tokens"] = shippedModel, true, 1<<20
 	data, err := json.Marshal(req)
 	if err != nil {
 		s.t.Fatal(err)
