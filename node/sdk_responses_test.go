@@ -42,7 +42,7 @@ func items(list ...responses.ResponseInputItemUnionParam) responses.ResponseNewP
 	return responses.ResponseNewParamsInputUnion{OfInputItemList: list}
 }
 
-func said(role responses.EasyInputMessageRole, text string) responses.ResponseInputItemUnionParam {
+func messageItem(role responses.EasyInputMessageRole, text string) responses.ResponseInputItemUnionParam {
 	return responses.ResponseInputItemParamOfMessage(text, role)
 }
 
@@ -55,10 +55,10 @@ func responseRows() []responseRow {
 	return []responseRow{
 		{name: "text", change: func(p *responses.ResponseNewParams) {}, check: responseSays(sumAnswer, "completed")},
 		{name: "no model", change: func(p *responses.ResponseNewParams) { p.Model = "" }, check: responseSays(sumAnswer, "completed")},
-		{name: "items", change: func(p *responses.ResponseNewParams) { p.Input = items(said("user", sumQuestion)) }, check: responseSays(sumAnswer, "completed")},
+		{name: "items", change: func(p *responses.ResponseNewParams) { p.Input = items(messageItem("user", sumQuestion)) }, check: responseSays(sumAnswer, "completed")},
 		{name: "instructions", change: func(p *responses.ResponseNewParams) {
 			p.Instructions = openai.String("Be brief.")
-			p.Input = items(said("developer", "Be kind."), said("user", "Hi"), said("assistant", "Hello!"), said("user", sumQuestion))
+			p.Input = items(messageItem("developer", "Be kind."), messageItem("user", "Hi"), messageItem("assistant", "Hello!"), messageItem("user", sumQuestion))
 		}, check: responseAny},
 		{name: "max_output_tokens", change: func(p *responses.ResponseNewParams) { p.MaxOutputTokens = openai.Int(2) }, check: func(r *responses.Response) error {
 			if r.Status != "incomplete" || r.IncompleteDetails.Reason != "max_output_tokens" || r.Usage.OutputTokens != 2 {
@@ -85,7 +85,7 @@ func responseRows() []responseRow {
 			p.Tools, p.MaxOutputTokens = sumTools(), openai.Int(12)
 			result := responses.ResponseInputItemParamOfFunctionCallOutput("13")
 			result.OfFunctionCallOutput.CallID = openai.String("call_1")
-			p.Input = items(said("user", sumQuestion), responses.ResponseInputItemParamOfFunctionCall(sumArguments, "call_1", "tell_sum"), result)
+			p.Input = items(messageItem("user", sumQuestion), responses.ResponseInputItemParamOfFunctionCall(sumArguments, "call_1", "tell_sum"), result)
 		}, check: responseAny},
 		{name: "tool_choice required", needs: grammars, param: "tool_choice", change: func(p *responses.ResponseNewParams) {
 			p.Tools, p.ToolChoice.OfToolChoiceMode, p.MaxOutputTokens = sumTools(), openai.Opt(responses.ToolChoiceOptionsRequired), openai.Int(128)
