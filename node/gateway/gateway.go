@@ -112,6 +112,7 @@ type servedModel struct {
 	templateErr error
 	family      toolcall.Family
 	knowsTools  bool // the template writes tools in the syntax of family
+	reasons     bool // the template has words for reasoning
 }
 
 // Gateway serves HTTP.
@@ -170,13 +171,15 @@ func (g *Gateway) served(m Model) *servedModel {
 	for _, old := range *g.models.Load() {
 		if old.ID == m.ID && old.ChatTemplate == m.ChatTemplate {
 			s.template, s.templateErr = old.template, old.templateErr
-			s.family, s.knowsTools = old.family, old.knowsTools
+			s.family, s.knowsTools, s.reasons = old.family, old.knowsTools, old.reasons
 			return s
 		}
 	}
 	s.template.Template, s.templateErr = jinja.Parse(m.ChatTemplate)
 	s.family = toolcall.Detect(m.ChatTemplate)
 	s.knowsTools = s.family != toolcall.None && strings.Contains(m.ChatTemplate, "tools")
+	words := lower(m.ChatTemplate)
+	s.reasons = strings.Contains(words, "think") || strings.Contains(words, "thought") || strings.Contains(words, "reasoning")
 	if m.ChatTemplate == "" {
 		s.templateErr = errors.New("it has none")
 	}

@@ -53,7 +53,7 @@ func (m *servedModel) render(ctx context.Context, now time.Time, c *conversation
 	if e != nil {
 		return nil, e
 	}
-	p.options.NoCalls = choice == toolsNone
+	p.options.NoCalls, p.options.NoReasoning = choice == toolsNone, !m.reasons
 	p.options.InReasoning = toolcall.InReasoning(p.family, text)
 	p.text = text
 	if begun != nil {

@@ -73,4 +73,5 @@ type Event struct {
 type Options struct {
 	InReasoning bool // the prompt ended inside a reasoning block: see InReasoning
 	NoCalls     bool // tool_choice "none": calls are recognised and left out
+	NoReasoning bool // the model was not taught to reason: no grammar has room for it
 }

@@ -72,6 +72,9 @@ func thinking(f Family, opt Options, channel, then string) string {
 	if opt.InReasoning {
 		return "root ::= thought0 " + gap + then + "\n" + until("thought", s.endThink)
 	}
+	if opt.NoReasoning {
+		return "root ::= " + then + "\n"
+	}
 	return "root ::= (" + literals(s.think) + " thought0 " + gap + ")? " + then + "\n" + until("thought", s.endThink)
 }
 

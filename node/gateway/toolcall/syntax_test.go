@@ -163,3 +163,16 @@ func TestUntil(t *testing.T) {
 		}
 	}
 }
+
+// TestGrammarWithoutReasoning: a model that was not taught to reason is not invited to.
+func TestGrammarWithoutReasoning(t *testing.T) {
+	for _, f := range []Family{Hermes, Mistral, DeepSeekV3, GLM4} {
+		with, without := AnswerGrammar(f, Options{}, "answer"), AnswerGrammar(f, Options{NoReasoning: true}, "answer")
+		if !strings.Contains(with, "thought0") || without != "root ::= answer\n" {
+			t.Errorf("%s:\n%s\nwithout reasoning:\n%s", f, with, without)
+		}
+		if inside := AnswerGrammar(f, Options{NoReasoning: true, InReasoning: true}, "answer"); !strings.Contains(inside, "thought0") {
+			t.Errorf("%s, in reasoning:\n%s", f, inside)
+		}
+	}
+}
