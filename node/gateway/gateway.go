@@ -84,6 +84,8 @@ type Config struct {
 	Origins []string
 	Keys    Keys  // nil: no key is asked for
 	Store   Store // of responses; nil: some of the last hour, in memory
+	// Limit is how long a request may take, from when it is queued; 0: 10 minutes.
+	Limit time.Duration
 	Logger  *slog.Logger
 	Now     func() time.Time // nil: the clock
 	Random  func() uint64    // nil: of the process; for ids and seeds
@@ -98,6 +100,9 @@ func (c *Config) fillDefaults() {
 	}
 	if c.Random == nil {
 		c.Random = rand.Uint64
+	}
+	if c.Limit == 0 {
+		c.Limit = 10 * time.Minute
 	}
 	if c.Store == nil {
 		c.Store = newMemory(c.Now)
