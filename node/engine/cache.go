@@ -11,6 +11,10 @@ import (
 // it is asked.
 const leastReuse = 32
 
+// opening is about what a chat template writes in front of an answer, and may write
+// otherwise, or leave out with the reasoning, once the conversation goes on.
+const opening = 8
+
 // held are the tokens in a slot's cells.
 func (s *slot) held() []ggml.Token {
 	if s.g != nil {
@@ -24,16 +28,12 @@ func (s *slot) held() []ggml.Token {
 //
 // A conversation goes on in its own slot. A prompt that only begins as another one
 // shares those cells and goes to the slot that was used least recently, so that the
-// other conversation keeps all of its own; but when the other way would lose less
-// than it saves (an answer was edited or asked for again, and all slots are taken),
-// it takes the other's place.
+// other conversation keeps all of its own.
 func (e *Engine) place(g *Generation) {
 	src, n := e.longest(g)
 	dst := e.leastRecent()
-	if src != nil && src.g == nil {
-		if lost := len(src.kept) - n; lost == 0 || len(dst.kept) > 0 && lost <= n {
-			dst = src
-		}
+	if src != nil && src.continues(n) {
+		dst = src
 	}
 	switch {
 	case n == 0:
@@ -56,11 +56,19 @@ func (e *Engine) place(g *Generation) {
 // nil when there is none.
 func (e *Engine) longest(g *Generation) (best *slot, n int) {
 	for i := range e.slots {
-		if usable := e.usable(&e.slots[i], g); usable > n {
-			best, n = &e.slots[i], usable
+		s := &e.slots[i]
+		usable := e.usable(s, g)
+		if usable > n || usable == n && n > 0 && s.continues(n) {
+			best, n = s, usable
 		}
 	}
 	return best, n
+}
+
+// continues says whether a prompt that has the first n tokens in common goes on
+// from the request that left them: it has all of that one's prompt.
+func (s *slot) continues(n int) bool {
+	return s.g == nil && n >= min(len(s.kept), s.prompt-opening)
 }
 
 // usable is how many of a slot's cells a request can begin with. Only those of its
@@ -108,7 +116,7 @@ func (e *Engine) leastRecent() *slot {
 func (e *Engine) keep(s *slot, g *Generation) {
 	e.released++
 	s.used = e.released
-	s.kept = slices.Clip(g.tokens[:s.past])
+	s.kept, s.prompt = slices.Clip(g.tokens[:s.past]), g.prompt
 }
 
 // drop empties the cells of a slot.

@@ -268,7 +268,7 @@ func (e *Engine) generation(req Request) (*Generation, error) {
 	if n >= e.cfg.Context {
 		return nil, &ContextError{Prompt: n, Limit: e.cfg.Context}
 	}
-	g := &Generation{left: e.cfg.Context - n, started: e.cfg.Now(), notify: make(chan struct{}, 1)}
+	g := &Generation{left: e.cfg.Context - n, prompt: n, started: e.cfg.Now(), notify: make(chan struct{}, 1)}
 	if req.MaxTokens > 0 {
 		g.left = min(g.left, req.MaxTokens)
 	}

@@ -14,6 +14,7 @@ import (
 type Generation struct {
 	// The loop's alone.
 	tokens  []ggml.Token // prompt, then answer
+	prompt  int          // of them
 	left    int          // tokens that may still come
 	sampler *ggml.Sampler
 	started time.Time

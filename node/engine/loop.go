@@ -19,9 +19,10 @@ type slot struct {
 	take int         // tokens of g in the batch being built
 	out  int         // batch index of the last of them when its logits are wanted, else -1
 
-	owner string       // of what is in the cells
-	kept  []ggml.Token // of a free slot: the tokens in its cells
-	used  uint64       // Engine.released when it became free; 0: its cells are empty
+	owner  string       // of what is in the cells
+	kept   []ggml.Token // of a free slot: the tokens in its cells
+	prompt int          // of them, or more, were the prompt
+	used   uint64       // Engine.released when it became free; 0: its cells are empty
 }
 
 // pending is what is not in the cells yet: 1 while answering, more before.

@@ -85,10 +85,10 @@ type Config struct {
 	Keys    Keys  // nil: no key is asked for
 	Store   Store // of responses; nil: some of the last hour, in memory
 	// Limit is how long a request may take, from when it is queued; 0: 10 minutes.
-	Limit time.Duration
-	Logger  *slog.Logger
-	Now     func() time.Time // nil: the clock
-	Random  func() uint64    // nil: of the process; for ids and seeds
+	Limit  time.Duration
+	Logger *slog.Logger
+	Now    func() time.Time // nil: the clock
+	Random func() uint64    // nil: of the process; for ids and seeds
 }
 
 func (c *Config) fillDefaults() {
