@@ -268,7 +268,7 @@ func (n *Node) admit(id peer.ID) error {
 
 // makeGateway makes the gateway, by which the control API renders prompts too.
 func (n *Node) makeGateway() (err error) {
-	cfg := gateway.Config{Logger: n.log}
+	cfg := gateway.Config{Logger: n.log, Limit: time.Duration(n.cfg.Deadline) * time.Second}
 	if n.exchange != nil {
 		cfg.Routes = newMarketDoor(n.exchange.table, n.weights).routes()
 	}
