@@ -5,11 +5,13 @@ package engine
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"math/rand/v2"
 	"path/filepath"
 	"slices"
 	"testing"
+	"time"
 
 	"kvasird/ggml"
 )
@@ -415,4 +417,38 @@ func TestWindowIsGone(t *testing.T) {
 	if cached := edited.turn(e, j, random(rng, m, 20)); cached != 0 {
 		t.Errorf("%d tokens cached, though their cells are gone", cached)
 	}
+}
+
+// BenchmarkTenthTurn: the time to the first token of a conversation's tenth turn
+// without what was cached, over that with it.
+func BenchmarkTenthTurn(b *testing.B) {
+	e := open(b, Config{Sequences: 2, Context: judged})
+	tokens := tokensOf(b, tools)
+	for range 9 {
+		tokens = append(tokens, tokensOf(b, questions[1]+"6 plus 7 is 13.<|im_end|>\n")...)
+	}
+	question := tokensOf(b, questions[1])
+	first := func(req Request) time.Duration {
+		started := time.Now()
+		g := start(b, b.Context(), e, req)
+		if _, err := g.Next(b.Context()); err != nil {
+			b.Fatal(err)
+		}
+		took := time.Since(started)
+		answerOf(b, g)
+		return took
+	}
+	var with, without []time.Duration
+	for i := 0; b.Loop(); i++ {
+		owner := fmt.Sprint(i)
+		first(Request{Prompt: tokens, MaxTokens: 1, Owner: owner})
+		tenth := slices.Concat(tokens, question)
+		with = append(with, first(Request{Prompt: tenth, MaxTokens: 1, Owner: owner}))
+		without = append(without, first(Request{Prompt: tenth, MaxTokens: 1, Owner: owner + "'"}))
+	}
+	median := func(d []time.Duration) float64 { slices.Sort(d); return d[len(d)/2].Seconds() }
+	b.ReportMetric(float64(len(tokens)+len(question)), "tokens")
+	b.ReportMetric(1000*median(with), "ms-with")
+	b.ReportMetric(1000*median(without), "ms-without")
+	b.ReportMetric(median(without)/median(with), "ratio")
 }
