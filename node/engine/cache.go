@@ -42,8 +42,7 @@ func (e *Engine) place(g *Generation) {
 		e.drop(dst)
 		e.ctx.SeqCopy(src.seq, dst.seq)
 	}
-	if n > 0 && len(src.held()) > n && !e.ctx.SeqRemove(dst.seq, n, -1) {
-		e.truncates = false // whatever the architecture promised
+	if n > 0 && len(src.held()) > n && !e.ctx.SeqRemove(dst.seq, n, -1) { // whatever the architecture promised
 		e.drop(dst)
 		n = 0
 	}
@@ -85,7 +84,7 @@ func (e *Engine) usable(s *slot, g *Generation) int {
 		return 0
 	case n == len(held) && s.g == nil:
 		return n
-	case !e.truncates, e.ctx.SeqMin(s.seq) > max(0, n-e.cfg.Model.Window()):
+	case !e.cfg.Model.CanTruncate(), e.ctx.SeqMin(s.seq) > max(0, n-e.cfg.Model.Window()):
 		return 0
 	}
 	return n

@@ -371,7 +371,7 @@ func TestMemories(t *testing.T) {
 	} {
 		t.Run(tt.arch, func(t *testing.T) {
 			m := generated(t, tt.arch)
-			e, j := open(t, Config{Model: m, Sequences: 2, Context: judged}), newJudge(t, m)
+			e, j := open(t, Config{Model: m, Sequences: 3, Context: judged}), newJudge(t, m)
 			j.rounding = exact
 			rng := rand.New(rand.NewPCG(1, 2))
 			check := func(what string, cached, want int) {
@@ -384,13 +384,14 @@ func TestMemories(t *testing.T) {
 			check("first turn", k.turn(e, j, random(rng, m, 100)), 0)
 			check("second turn", k.turn(e, j, random(rng, m, 20)), 111)
 			check("third turn", k.turn(e, j, random(rng, m, 20)), 143)
-			edited := &talk{tokens: slices.Clone(k.tokens[:130])}
-			want := 0
+			again, edited := 0, 111 // what is kept of the first question, asked again
 			if tt.edited == part {
-				want = 130
+				again, edited = 99, 130
 			}
-			check("edited", edited.turn(e, j, random(rng, m, 20)), want)
-			check("edited, next turn", edited.turn(e, j, random(rng, m, 20)), 161)
+			check("asked again", (&talk{}).turn(e, j, k.tokens[:100]), again)
+			branch := &talk{tokens: slices.Clone(k.tokens[:130])}
+			check("edited", branch.turn(e, j, random(rng, m, 20)), edited)
+			check("edited, next turn", branch.turn(e, j, random(rng, m, 20)), 161)
 			check("not edited, next turn", k.turn(e, j, random(rng, m, 20)), 175)
 			check("another", (&talk{}).turn(e, j, random(rng, m, 300)), 0)
 		})

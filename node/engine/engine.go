@@ -152,8 +152,7 @@ type Engine struct {
 	batch *ggml.Batch   // the loop's alone
 	slots []slot        // the loop's alone; a free one has no request
 
-	released  uint64 // the loop's alone: requests that left their cells
-	truncates bool   // the loop's alone: the memory can drop the end of a sequence
+	released uint64 // the loop's alone: requests that left their cells
 
 	end    context.CancelFunc
 	ended  chan struct{} // closed when the loop is over
@@ -186,7 +185,7 @@ func Open(cfg Config) (*Engine, error) {
 	}
 	e := &Engine{
 		cfg: cfg, ctx: c, batch: ggml.NewBatch(cfg.Batch), slots: make([]slot, cfg.Sequences),
-		ended: make(chan struct{}), wake: make(chan struct{}, 1), health: errNoCanary, truncates: cfg.Model.CanTruncate(),
+		ended: make(chan struct{}), wake: make(chan struct{}, 1), health: errNoCanary,
 	}
 	for i := range e.slots {
 		e.slots[i].seq = i
