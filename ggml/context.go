@@ -228,6 +228,18 @@ func (c *Context) SeqRemove(seq, p0, p1 int) bool {
 	return bool(C.llama_memory_seq_rm(c.mem, C.llama_seq_id(seq), C.llama_pos(p0), C.llama_pos(p1)))
 }
 
+// SeqCopy puts all cells of one sequence into another one, which is empty. With
+// UnifiedKV they share them, and none are used up.
+func (c *Context) SeqCopy(from, to int) {
+	C.llama_memory_seq_cp(c.mem, C.llama_seq_id(from), C.llama_seq_id(to), -1, -1)
+}
+
+// SeqMin is the first position of a sequence whose cells are all there, from it to
+// the last; -1 when it has none. It is above 0 only where Model.Window is.
+func (c *Context) SeqMin(seq int) int {
+	return int(C.llama_memory_seq_pos_min(c.mem, C.llama_seq_id(seq)))
+}
+
 //export kvExperts
 func kvExperts(s *C.struct_kv_split) C.int {
 	if s.context == 0 {

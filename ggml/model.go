@@ -234,6 +234,10 @@ func (m *Model) CanTruncate() bool {
 	return !bool(C.llama_model_is_recurrent(m.c)) && !bool(C.llama_model_is_hybrid(m.c))
 }
 
+// Window is how many positions back the layers of sliding-window attention look, 0
+// without such layers. Their cells of earlier positions may be gone.
+func (m *Model) Window() int { return int(C.llama_model_n_swa(m.c)) }
+
 // TrainContext is the context length in tokens that the model was trained with.
 func (m *Model) TrainContext() int { return int(C.llama_model_n_ctx_train(m.c)) }
 

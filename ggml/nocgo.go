@@ -71,6 +71,7 @@ func (*Model) ChatTemplate() string            { return "" }
 func (*Model) Layers() int                     { return 0 }
 func (*Model) EmbeddingLength() int            { return 0 }
 func (*Model) CanTruncate() bool               { return false }
+func (*Model) Window() int                     { return 0 }
 func (*Model) TrainContext() int               { return 0 }
 func (*Model) VocabSize() int                  { return 0 }
 func (*Model) HasDecoder() bool                { return false }
@@ -84,6 +85,8 @@ func (*Context) Tokens() int                   { return 0 }
 func (*Context) Logits(int) []float32          { return nil }
 func (*Context) Hidden(int) []float32          { return nil }
 func (*Context) SeqRemove(int, int, int) bool  { return false }
+func (*Context) SeqCopy(int, int)              {}
+func (*Context) SeqMin(int) int                { return -1 }
 func (*Context) Close() error                  { return nil }
 func (*Sampler) Close()                        {}
 func (*PositionSampler) Close()                {}

@@ -66,6 +66,7 @@ const (
 	maxPeers      = 1024
 	maxSlices     = 1024
 	maxThreads    = 1024
+	maxDeadline   = 86400 // seconds
 	maxContext    = 1 << 24
 	maxSequences  = 1024
 	maxGPULayers  = 4096
@@ -75,21 +76,22 @@ const (
 // Config says what a node does. The zero value of a field is its default; see
 // docs/kvasird.toml for the file.
 type Config struct {
-	Data    string    `toml:"data"`    // state folder; "": api.DefaultDataDir
-	Roles   []Role    `toml:"roles"`   // empty: auto
-	Network string    `toml:"network"` // network file (with .toml or a slash), or only a name; "": "kvasir"
-	Ticket  string    `toml:"ticket"`  // invitation into the network; "": the one of before
-	Listen  []string  `toml:"listen"`  // multiaddrs for peers; empty: all interfaces with a network file, else this machine only
-	Lane    string    `toml:"lane"`    // host:port of the fast lane; "": a free port where Listen begins; "off"
-	Peers   []string  `toml:"peers"`   // multiaddrs with /p2p/ID, kept connected
-	Reach   string    `toml:"reach"`   // whether peers can connect to this node: auto, public, private; "": auto
-	Tell    []string  `toml:"tell"`    // multiaddrs to tell peers beside the own ones, as behind a proxy
-	MDNS    string    `toml:"mdns"`    // find peers on the local network: on, off; "": on with a network file
-	TLS     TLSConfig `toml:"tls"`
-	HTTP    string    `toml:"http"`    // host:port of the gateway; "": 127.0.0.1:19000; "off"
-	Control string    `toml:"control"` // control socket; "": in the data folder
-	Threads int       `toml:"threads"` // that compute; 0: one per core
-	Device  string    `toml:"device"`  // that a worker's experts lie on, as `kvasird doctor` names it; "": the CPU
+	Data     string    `toml:"data"`    // state folder; "": api.DefaultDataDir
+	Roles    []Role    `toml:"roles"`   // empty: auto
+	Network  string    `toml:"network"` // network file (with .toml or a slash), or only a name; "": "kvasir"
+	Ticket   string    `toml:"ticket"`  // invitation into the network; "": the one of before
+	Listen   []string  `toml:"listen"`  // multiaddrs for peers; empty: all interfaces with a network file, else this machine only
+	Lane     string    `toml:"lane"`    // host:port of the fast lane; "": a free port where Listen begins; "off"
+	Peers    []string  `toml:"peers"`   // multiaddrs with /p2p/ID, kept connected
+	Reach    string    `toml:"reach"`   // whether peers can connect to this node: auto, public, private; "": auto
+	Tell     []string  `toml:"tell"`    // multiaddrs to tell peers beside the own ones, as behind a proxy
+	MDNS     string    `toml:"mdns"`    // find peers on the local network: on, off; "": on with a network file
+	TLS      TLSConfig `toml:"tls"`
+	HTTP     string    `toml:"http"`     // host:port of the gateway; "": 127.0.0.1:19000; "off"
+	Deadline int       `toml:"deadline"` // seconds that a request of HTTP may take, its time in the queue too; 0: 600
+	Control  string    `toml:"control"`  // control socket; "": in the data folder
+	Threads  int       `toml:"threads"`  // that compute; 0: one per core
+	Device   string    `toml:"device"`   // that a worker's experts lie on, as `kvasird doctor` names it; "": the CPU
 
 	Gateway GatewayConfig `toml:"gateway"`
 	Model   ModelConfig   `toml:"model"`
@@ -258,6 +260,7 @@ func (c *Config) fillDefaults() error {
 		return fmt.Errorf("configuration: %w", err)
 	}
 	setDefault(&c.HTTP, gateway.DefaultAddr)
+	setDefault(&c.Deadline, 600)
 	setDefault(&c.Control, filepath.Join(c.Data, api.SocketName))
 	setDefault(&c.Threads, runtime.NumCPU())
 	setDefault(&c.Model.Context, 8192)
@@ -414,6 +417,7 @@ func (c *Config) checkNumbers() error {
 		got, least, max int
 	}{
 		{"threads", c.Threads, 1, maxThreads},
+		{"deadline", c.Deadline, 1, maxDeadline},
 		{"model.context", c.Model.Context, 64, maxContext},
 		{"model.sequences", c.Model.Sequences, 1, maxSequences},
 		{"model.wait", c.Model.Wait, 1, 600},

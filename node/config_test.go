@@ -182,13 +182,13 @@ func TestConfigFlags(t *testing.T) {
 	other := strings.Replace(somePeer, "192.168.1.20", "192.168.1.21", 1)
 	c, err := flagsOf("--data", dir, "--threads", "2", "--peer", other, "--peer", somePeer, "--role", "worker,entry",
 		"--slice", "0:2/0:16", "--slice", "/16:32", "--http", "off", "--model", "/m.gguf", "--context", "4096",
-		"--sequences", "2", "--log-level", "debug", "--listen", "/ip4/127.0.0.2/tcp/0")
+		"--sequences", "2", "--deadline", "30", "--log-level", "debug", "--listen", "/ip4/127.0.0.2/tcp/0")
 	if err != nil {
 		t.Fatal(err)
 	}
 	want := Config{
 		Data: dir, Roles: []Role{RoleWorker, RoleEntry}, Network: "home", Listen: []string{"/ip4/127.0.0.2/tcp/0"},
-		Lane: "127.0.0.2:0", Peers: []string{other, somePeer}, HTTP: Off, Control: filepath.Join(dir, "control.sock"), Threads: 2,
+		Lane: "127.0.0.2:0", Peers: []string{other, somePeer}, HTTP: Off, Control: filepath.Join(dir, "control.sock"), Threads: 2, Deadline: 30,
 		Model:  ModelConfig{Path: "/m.gguf", Experts: ExpertsAuto, Wait: 2, Rows: "f32", Context: 4096, Sequences: 2},
 		Slices: []SliceConfig{{"0:2", "0:16"}, {"", "16:32"}},
 		Log:    LogSettings{Level: "debug"},

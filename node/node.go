@@ -270,7 +270,7 @@ func (n *Node) makeGateway() (err error) {
 	if n.keys, err = openKeys(filepath.Join(n.cfg.Data, keysName), time.Now); err != nil {
 		return err
 	}
-	cfg := gateway.Config{Logger: n.log, Hosts: n.cfg.Gateway.Hosts, Origins: n.cfg.Gateway.Origins}
+	cfg := gateway.Config{Logger: n.log, Limit: time.Duration(n.cfg.Deadline) * time.Second, Hosts: n.cfg.Gateway.Hosts, Origins: n.cfg.Gateway.Origins}
 	if n.cfg.asksForKey() {
 		cfg.Keys = n.keys.ring
 	}

@@ -4,7 +4,14 @@
 // next token of every running answer, then as much of the waiting prompts as
 // fits, so that answers do not stall while a long prompt is read. Requests join
 // and leave between two steps. More requests than sequences wait in a bounded
-// queue, first come first served.
+// queue. Its owners take turns, and the last place in it is for one who has none
+// there.
+//
+// A free sequence keeps its cells. A request begins with the longest prefix of its
+// prompt that a sequence of the same owner has in its cells, so that each turn of a
+// conversation pays for what is new in it. A memory that cannot drop the end of a
+// sequence (a recurrent state) goes on only from all that a free sequence has. What
+// was used least recently makes room. Canaries and failed requests leave nothing.
 //
 // A failed decode (an expert that no one could compute) fails only the requests
 // that it concerns: when a batch of several sequences fails, its cells are
@@ -15,19 +22,20 @@
 //
 // The engine owns its context and closes it; the model is the caller's. It does
 // no HTTP, no templates and no stop strings, and knows nothing of where experts
-// are computed. There is no prefix cache: every prompt is read from its start.
+// are computed.
 //
 // A grammar is tested on the token that was drawn, and on all tokens only when it
 // refuses that one, so that an answer with a grammar seldom costs more than one
 // without. One that leaves no token fails its request alone.
 //
-// Beside others a sequence's logits are those that it has alone up to rounding, which
-// kernels for several rows do otherwise than those for one: 0.03 to 0.3 on the shipped
-// model, 0.003 on one of F32. So greedy answers are equal where the model is sure.
+// Beside others, or after a prefix that was computed before, a sequence's logits are
+// those that it has alone up to rounding, which kernels for several rows do otherwise
+// than those for one: 0.03 to 0.3 on the shipped model, 0.003 on one of F32. So greedy
+// answers are equal where the model is sure.
 //
 // Invariants: 0 <= running <= Sequences; running + waiting <= Sequences + Queue;
-// a sequence's cells are exactly the first past tokens of its request, and none
-// when it is free.
+// a sequence's cells are exactly the first past tokens of its request, and those of
+// its kept tokens when it is free; cached < tokens of the prompt.
 //
 // Concurrency: an Engine is safe for concurrent use. One goroutine owns the
 // context and every sampler; Close ends it and waits for it.
@@ -48,8 +56,9 @@ import (
 type Config struct {
 	Model     *ggml.Model
 	Context   int // tokens of one request, prompt and answer; 0 = what the model was trained with, at most 8192
+	Cells     int // tokens of all sequences; 0 = Context for each. With fewer, requests that do not fit beside others fail
 	Sequences int // requests that run at once; 0 = 4
-	Queue     int // requests that wait; 0 = 4 for each sequence
+	Queue     int // requests that wait, all but one of them of the same owner; 0 = 4 for each sequence
 	Batch     int // tokens of one decode; 0 = 512
 	Chunk     int // prompt tokens of one decode while answers run; 0 = a quarter of Batch
 	Threads   int // 0 = 1
@@ -68,13 +77,14 @@ func (c *Config) validate() error {
 	}
 	set(&c.Context, min(c.Model.TrainContext(), 8192))
 	set(&c.Sequences, 4)
+	set(&c.Cells, c.Context*c.Sequences)
 	set(&c.Queue, 4*c.Sequences)
 	set(&c.Batch, 512)
 	set(&c.Chunk, max(c.Batch/4, 1))
 	set(&c.Threads, 1)
-	if c.Context < 2 || c.Sequences < 1 || c.Queue < 1 || c.Chunk < 1 || c.Threads < 1 || c.Batch <= c.Sequences {
-		return fmt.Errorf("engine: context %d, sequences %d, queue %d, batch %d, chunk %d, threads %d: all must be positive, batch above sequences",
-			c.Context, c.Sequences, c.Queue, c.Batch, c.Chunk, c.Threads)
+	if c.Context < 2 || c.Cells < c.Context || c.Sequences < 1 || c.Queue < 1 || c.Chunk < 1 || c.Threads < 1 || c.Batch <= c.Sequences {
+		return fmt.Errorf("engine: context %d, cells %d, sequences %d, queue %d, batch %d, chunk %d, threads %d: all must be positive, cells not below context, batch above sequences",
+			c.Context, c.Cells, c.Sequences, c.Queue, c.Batch, c.Chunk, c.Threads)
 	}
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
@@ -95,10 +105,14 @@ var (
 // QueueFullError is ErrQueueFull with numbers.
 type QueueFullError struct {
 	Running, Waiting int
+	Own              bool          // the place that is left is for another owner
 	Retry            time.Duration // when a place may be free
 }
 
 func (e *QueueFullError) Error() string {
+	if e.Own {
+		return fmt.Sprintf("%v for you: %d requests run and %d wait, and the last place is for others", ErrQueueFull, e.Running, e.Waiting)
+	}
 	return fmt.Sprintf("%v: %d requests run and %d wait", ErrQueueFull, e.Running, e.Waiting)
 }
 
@@ -132,6 +146,7 @@ type Request struct {
 	FrequencyPenalty float32
 	PresencePenalty  float32
 	LogitBias        map[int32]float32
+	Owner            string // who asks: owners take turns, and share no cells
 }
 
 // Extra is what some requests ask for beyond Request. It is the field list of
@@ -150,10 +165,13 @@ type Extra struct {
 
 // Engine generates tokens.
 type Engine struct {
-	cfg    Config
-	ctx    *ggml.Context // the loop's alone
-	batch  *ggml.Batch   // the loop's alone
-	slots  []slot        // the loop's alone; a free one has no request
+	cfg   Config
+	ctx   *ggml.Context // the loop's alone
+	batch *ggml.Batch   // the loop's alone
+	slots []slot        // the loop's alone; a free one has no request
+
+	released uint64 // the loop's alone: requests that left their cells
+
 	end    context.CancelFunc
 	ended  chan struct{} // closed when the loop is over
 	closed sync.Once
@@ -161,7 +179,7 @@ type Engine struct {
 
 	mu        sync.Mutex // guards what follows
 	closing   bool
-	waiting   []*Generation
+	waiting   queue
 	running   int
 	health    error // what Ready says
 	stats     Stats
@@ -178,7 +196,7 @@ func Open(cfg Config) (*Engine, error) {
 	// One pool of cells: the rows of all sequences then travel through the
 	// layers together, whatever their lengths.
 	c, err := cfg.Model.NewContext(ggml.ContextConfig{
-		Tokens: cfg.Context * cfg.Sequences, Batch: cfg.Batch, Sequences: cfg.Sequences, Threads: cfg.Threads, UnifiedKV: true,
+		Tokens: cfg.Cells, Batch: cfg.Batch, Sequences: cfg.Sequences, Threads: cfg.Threads, UnifiedKV: true,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("engine: %w", err)
@@ -238,16 +256,16 @@ func Tokenize(m *ggml.Model, text string) ([]int32, error) {
 // what is wrong with the sampling settings. When ctx ends, the request ends and
 // its sequence is free after the decode in progress at the latest.
 func (e *Engine) Start(ctx context.Context, req Request) (*Generation, error) {
-	return e.start(ctx, req, Extra{}, e.cfg.Queue)
+	return e.start(ctx, req, Extra{}, false)
 }
 
 // StartExtra is Start with more wishes. An answer that its grammar leaves no token
 // for ends with ggml.ErrNoToken.
 func (e *Engine) StartExtra(ctx context.Context, req Request, extra Extra) (*Generation, error) {
-	return e.start(ctx, req, extra, e.cfg.Queue)
+	return e.start(ctx, req, extra, false)
 }
 
-func (e *Engine) start(ctx context.Context, req Request, extra Extra, room int) (*Generation, error) {
+func (e *Engine) start(ctx context.Context, req Request, extra Extra, canary bool) (*Generation, error) {
 	if ctx.Err() != nil {
 		return nil, context.Cause(ctx)
 	}
@@ -255,7 +273,8 @@ func (e *Engine) start(ctx context.Context, req Request, extra Extra, room int) 
 	if err != nil {
 		return nil, err
 	}
-	if err := e.enqueue(g, room); err != nil {
+	g.owner, g.canary = req.Owner, canary
+	if err := e.enqueue(g); err != nil {
 		g.sampler.Close()
 		return nil, err
 	}
@@ -275,7 +294,7 @@ func (e *Engine) generation(req Request, extra Extra) (*Generation, error) {
 	if extra.Top < 0 || extra.Top > maxTop {
 		return nil, fmt.Errorf("%d alternatives of each token, 0 to %d allowed", extra.Top, maxTop)
 	}
-	g := &Generation{left: e.cfg.Context - n, extra: extra, started: e.cfg.Now(), notify: make(chan struct{}, 1)}
+	g := &Generation{left: e.cfg.Context - n, prompt: n, extra: extra, started: e.cfg.Now(), notify: make(chan struct{}, 1)}
 	if req.MaxTokens > 0 {
 		g.left = min(g.left, req.MaxTokens)
 	}
@@ -302,18 +321,20 @@ func (e *Engine) generation(req Request, extra Extra) (*Generation, error) {
 	return g, err
 }
 
-// enqueue adds g to the queue, which may hold room requests beyond those that
-// have a sequence.
-func (e *Engine) enqueue(g *Generation, room int) error {
+// enqueue adds g to the queue. Canaries always have room.
+func (e *Engine) enqueue(g *Generation) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.closing {
 		return ErrClosed
 	}
-	if e.running+len(e.waiting) >= e.cfg.Sequences+room {
-		return &QueueFullError{Running: e.running, Waiting: len(e.waiting), Retry: min(max(e.perAnswer, time.Second), time.Minute)}
+	free := e.cfg.Sequences - e.running // for requests that wait only until the loop sees them
+	full := e.waiting.n >= free+e.cfg.Queue
+	own := e.waiting.of(g.owner) >= free+max(e.cfg.Queue-1, 1)
+	if (full || own) && !g.canary {
+		return &QueueFullError{Running: e.running, Waiting: e.waiting.n, Own: !full, Retry: min(max(e.perAnswer, time.Second), time.Minute)}
 	}
-	e.waiting = append(e.waiting, g)
+	e.waiting.push(g)
 	e.wakeUp()
 	return nil
 }

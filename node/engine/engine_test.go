@@ -267,7 +267,7 @@ func TestJoinAndLeave(t *testing.T) {
 // TestCancel: a cancelled request, running or waiting, frees its place within
 // one token.
 func TestCancel(t *testing.T) {
-	e := open(t, Config{Sequences: 2, Queue: 2, Context: 2048})
+	e := open(t, Config{Sequences: 2, Queue: 3, Context: 2048})
 	ctx, cancel := context.WithCancel(t.Context())
 	var running []*Generation
 	for i := range 4 {

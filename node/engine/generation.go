@@ -14,10 +14,13 @@ import (
 type Generation struct {
 	// The loop's alone.
 	tokens  []ggml.Token // prompt, then answer
+	prompt  int          // of them
 	left    int          // tokens that may still come
 	sampler *ggml.Sampler
 	extra   Extra
 	started time.Time
+	owner   string
+	canary  bool // leaves no cells
 	unwatch func() bool
 
 	notify chan struct{} // 1 deep: something changed for Next
@@ -28,6 +31,7 @@ type Generation struct {
 	err       error // io.EOF when complete
 	finish    string
 	generated int
+	cached    int
 	gone      error // why the caller's context ended
 	decoding  bool  // in the batch that is being decoded
 }
@@ -148,6 +152,20 @@ func (g *Generation) Generated() int {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return g.generated
+}
+
+// Cached counts the tokens of the prompt that were in the cells before. It is known
+// with the first token.
+func (g *Generation) Cached() int {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.cached
+}
+
+func (g *Generation) setCached(n int) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.cached = n
 }
 
 // generatedNone says whether the prompt is still being read.

@@ -7,11 +7,14 @@ import (
 	"io"
 	"math"
 	"time"
+
+	"kvasird/ggml"
 )
 
 // Stats counts since Open.
 type Stats struct {
 	Prompt    int64 // prompt tokens read
+	Cached    int64 // and not read, since they were in the cells
 	Generated int64 // tokens drawn
 	Decodes   int64 // batches
 	Completed int64 // requests by how they ended
@@ -29,7 +32,7 @@ func (e *Engine) Stats() Stats {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	s := e.stats
-	s.Running, s.Waiting = e.running, len(e.waiting)
+	s.Running, s.Waiting = e.running, e.waiting.n
 	return s
 }
 
@@ -46,7 +49,7 @@ func (e *Engine) measure(busy []*slot, took time.Duration, err error, aborted bo
 	e.stats.Decodes++
 	e.stats.Busy += took
 	if err != nil {
-		if !aborted {
+		if !aborted && !errors.Is(err, ggml.ErrNoRoom) {
 			e.health = err
 		}
 		return
@@ -91,7 +94,7 @@ func (e *Engine) Canary(ctx context.Context) error {
 	for i := range n {
 		req.Prompt = append(req.Prompt, int32(i*vocab/n))
 	}
-	g, err := e.start(ctx, req, Extra{}, math.MaxInt-e.cfg.Sequences)
+	g, err := e.start(ctx, req, Extra{}, true)
 	if err != nil {
 		return fmt.Errorf("canary: %w", err)
 	}

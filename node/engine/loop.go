@@ -2,10 +2,13 @@ package engine
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"slices"
 	"time"
+
+	"kvasird/ggml"
 )
 
 // slot is a sequence of the context.
@@ -15,6 +18,11 @@ type slot struct {
 	past int         // tokens of g that are in the cells
 	take int         // tokens of g in the batch being built
 	out  int         // batch index of the last of them when its logits are wanted, else -1
+
+	owner  string       // of what is in the cells
+	kept   []ggml.Token // of a free slot: the tokens in its cells
+	prompt int          // of them, or more, were the prompt
+	used   uint64       // Engine.released when it became free; 0: its cells are empty
 }
 
 // pending is what is not in the cells yet: 1 while answering, more before.
@@ -49,8 +57,7 @@ func (e *Engine) admit() {
 		}
 	}
 	e.mu.Lock()
-	defer e.mu.Unlock()
-	e.waiting = slices.DeleteFunc(e.waiting, func(g *Generation) bool {
+	e.waiting.drop(func(g *Generation) bool {
 		cause := g.isGone()
 		if cause != nil {
 			g.close(cause, "")
@@ -58,13 +65,25 @@ func (e *Engine) admit() {
 		}
 		return cause != nil
 	})
-	for i := range e.slots {
-		if s := &e.slots[i]; s.g == nil && len(e.waiting) > 0 {
-			s.g, s.past = e.waiting[0], 0
-			e.waiting = e.waiting[1:]
-			e.running++
+	e.mu.Unlock()
+	for e.leastRecent() != nil {
+		g := e.next()
+		if g == nil {
+			return
 		}
+		e.place(g)
 	}
+}
+
+// next takes the request whose turn it is from the queue, or nil.
+func (e *Engine) next() *Generation {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	g := e.waiting.pop()
+	if g != nil {
+		e.running++
+	}
+	return g
 }
 
 // plan chooses each sequence's share of the next batch: one token for every
@@ -93,9 +112,12 @@ func (e *Engine) plan() []*slot {
 }
 
 // decode runs one batch and delivers its tokens. A failure is narrowed down to
-// the sequences that it concerns.
+// the sequences that it concerns. What is kept of earlier requests makes room.
 func (e *Engine) decode(ctx context.Context, busy []*slot) {
 	err := e.run(ctx, busy)
+	for errors.Is(err, ggml.ErrNoRoom) && e.evict() {
+		err = e.run(ctx, busy)
+	}
 	if err == nil {
 		for _, s := range busy {
 			e.deliver(s)
@@ -182,6 +204,7 @@ func (e *Engine) rewind(s *slot) {
 	if !e.ctx.SeqRemove(s.seq, s.past, -1) {
 		e.ctx.SeqRemove(s.seq, -1, -1)
 		s.past = 0
+		s.g.setCached(0)
 	}
 }
 
@@ -216,11 +239,17 @@ func (e *Engine) deliver(s *slot) {
 	}
 }
 
-// release frees a sequence and ends its request.
+// release frees a sequence and ends its request. Its cells stay for the next one
+// that begins likewise, unless it failed.
 func (e *Engine) release(s *slot, err error, finish string) {
 	g := s.g
-	e.ctx.SeqRemove(s.seq, -1, -1)
-	s.g, s.past = nil, 0
+	s.g = nil
+	if whole := err == io.EOF || g.isGone() != nil; whole && !g.canary && s.past > 0 {
+		e.keep(s, g)
+	} else {
+		e.drop(s)
+	}
+	s.past = 0
 	e.mu.Lock()
 	e.running--
 	switch {
@@ -245,9 +274,9 @@ func (e *Engine) failAll() {
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	for _, g := range e.waiting {
+	e.waiting.drop(func(g *Generation) bool {
 		g.close(ErrClosed, "")
 		e.stats.Failed++
-	}
-	e.waiting = nil
+		return true
+	})
 }

@@ -1,7 +1,6 @@
 package gateway
 
 import (
-	"context"
 	"fmt"
 	"net/http"
 	"unicode/utf8"
@@ -158,11 +157,12 @@ func (g *Gateway) prepareTexts(t *textTask) (list []*ready, e *apiError) {
 }
 
 func (g *Gateway) runTexts(w http.ResponseWriter, r *http.Request, list []*ready) {
-	ctx, cancel := context.WithCancel(r.Context())
+	ctx, cancel := g.limit(r.Context())
 	defer cancel()
 	a := &textAnswer{q: list[0]}
 	var all []*generation
 	for _, q := range list {
+		q.sampling.Owner = asker(r)
 		some, e := g.start(ctx, q)
 		if e != nil {
 			writeError(w, r, e)

@@ -3,6 +3,9 @@ package gateway
 import (
 	"context"
 	"errors"
+	"fmt"
+	"io"
+	"net/http"
 	"time"
 )
 
@@ -49,6 +52,7 @@ type Request struct {
 	FrequencyPenalty float32
 	PresencePenalty  float32
 	LogitBias        map[int32]float32
+	Owner            string // who asks, by key or else by address: an engine has owners take turns
 }
 
 // Extra is what some requests ask for beyond Request.
@@ -109,7 +113,7 @@ func (m *servedModel) start(ctx context.Context, req Request, extra Extra) (Stre
 		stream, err = m.Engine.Start(ctx, req)
 	}
 	if err != nil {
-		return nil, engineError(err)
+		return nil, engineError(causeOf(ctx, err))
 	}
 	return stream, nil
 }
@@ -126,14 +130,32 @@ var errWaiting = errors.New("no token yet")
 
 // nextWithin is Next with a limit on the wait, unless it is 0.
 func nextWithin(ctx context.Context, s Stream, d time.Duration) ([]byte, error) {
-	if d == 0 {
-		return s.Next(ctx)
+	limited := ctx
+	if d > 0 {
+		var cancel context.CancelFunc
+		limited, cancel = context.WithTimeoutCause(ctx, d, errWaiting)
+		defer cancel()
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, d, errWaiting)
-	defer cancel()
-	piece, err := s.Next(ctx)
-	if errors.Is(err, context.DeadlineExceeded) && context.Cause(ctx) == errWaiting {
-		err = errWaiting
+	piece, err := s.Next(limited)
+	if errors.Is(err, context.DeadlineExceeded) && context.Cause(limited) == errWaiting {
+		return piece, errWaiting
 	}
-	return piece, err
+	return piece, causeOf(ctx, err)
+}
+
+// limit ends a request that took as long as one may, with an error that says so.
+func (g *Gateway) limit(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeoutCause(ctx, g.cfg.Limit, &apiError{
+		status: http.StatusGatewayTimeout, code: codeTooSlow, final: true,
+		message: fmt.Sprintf("the request took longer than %v, which is the most here: ask for a shorter answer", g.cfg.Limit),
+	})
+}
+
+// causeOf is an engine's error, or why the request was over by then.
+func causeOf(ctx context.Context, err error) error {
+	var over *apiError
+	if err != nil && err != io.EOF && errors.As(context.Cause(ctx), &over) {
+		return over
+	}
+	return err
 }

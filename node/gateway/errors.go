@@ -25,6 +25,7 @@ type apiError struct {
 	message    string
 	retryAfter time.Duration
 	busy       bool // the node has too much to do, whoever asks
+	final      bool // asking again would end the same way
 
 	promptTokens, limitTokens int // of a prompt that does not fit
 }
@@ -128,6 +129,9 @@ func writeError(w http.ResponseWriter, r *http.Request, e *apiError) {
 	if e.retryAfter > 0 {
 		w.Header().Set("Retry-After", strconv.Itoa(int((e.retryAfter+time.Second-1)/time.Second)))
 	}
+	if e.final {
+		w.Header().Set("X-Should-Retry", "false") // clients ask again after most errors of a server
+	}
 	if !isAnthropic(r) {
 		writeJSON(w, e.status, e.openAI())
 		return
@@ -147,7 +151,10 @@ func writeJSON(w http.ResponseWriter, status int, v any) {
 	_, _ = w.Write(append(encode(v), '\n'))
 }
 
-const codeTooLong = "context_length_exceeded"
+const (
+	codeTooLong = "context_length_exceeded"
+	codeTooSlow = "deadline_exceeded"
+)
 
 // engineError translates what an Engine or Keys returned.
 func engineError(err error) *apiError {

@@ -85,9 +85,11 @@ type Config struct {
 	Origins []string
 	Keys    Keys  // nil: no key is asked for
 	Store   Store // of responses; nil: those of the last hour, up to 64 MB in memory
-	Logger  *slog.Logger
-	Now     func() time.Time // nil: the clock
-	Random  func() uint64    // nil: of the process; for ids and seeds
+	// Limit is how long a request may take, from when it is queued; 0: 10 minutes.
+	Limit  time.Duration
+	Logger *slog.Logger
+	Now    func() time.Time // nil: the clock
+	Random func() uint64    // nil: of the process; for ids and seeds
 }
 
 func (c *Config) fillDefaults() {
@@ -99,6 +101,9 @@ func (c *Config) fillDefaults() {
 	}
 	if c.Random == nil {
 		c.Random = rand.Uint64
+	}
+	if c.Limit == 0 {
+		c.Limit = 10 * time.Minute
 	}
 	if c.Store == nil {
 		c.Store = newMemory(c.Now)

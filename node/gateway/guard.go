@@ -83,6 +83,18 @@ func owner(r *http.Request) string {
 	return ""
 }
 
+// asker tells those who wait for answers apart: by key, where keys are asked for,
+// else by address.
+func asker(r *http.Request) string {
+	if name := owner(r); name != "" {
+		return name
+	}
+	if addr, err := netip.ParseAddrPort(r.RemoteAddr); err == nil {
+		return addr.Addr().Unmap().String()
+	}
+	return ""
+}
+
 // admit checks the request's key, where keys are asked for.
 func (g *Gateway) admit(w http.ResponseWriter, r *http.Request, next http.Handler) {
 	probe := r.URL.Path == "/healthz" || r.URL.Path == "/readyz" || r.Method == http.MethodHead && r.URL.Path == "/"

@@ -79,8 +79,9 @@ func (g *Gateway) answer(w http.ResponseWriter, r *http.Request, parse func(*jin
 
 // run queues the answers of a task that is ready, and sends them.
 func (g *Gateway) run(w http.ResponseWriter, r *http.Request, q *ready, send func(ctx context.Context, q *ready, all []*generation)) {
-	ctx, cancel := context.WithCancel(r.Context())
+	ctx, cancel := g.limit(r.Context())
 	defer cancel() // frees the engine's slots, whatever ended the answers
+	q.sampling.Owner = asker(r)
 	all, e := g.start(ctx, q)
 	if e != nil && e.code == codeTooLong && q.overflow != nil && q.overflow(q, e) {
 		return
