@@ -168,7 +168,7 @@ func (s *Server) Serve(peer string, c Conn) error {
 	err := s.enter(peer)
 	if err == nil {
 		defer s.leave(peer)
-		err = s.answer(c, out, &reading)
+		err = s.answer(peer, c, out, &reading)
 	}
 	var gone bool
 	s.count(func(st *Stats) {
@@ -237,11 +237,12 @@ func read(c Conn, in *p2p.FrameReader, want uint8, within time.Duration) ([]byte
 
 // answer reads the request and sends what comes of it. What it leaves in reading ends when c is
 // closed.
-func (s *Server) answer(c Conn, out *p2p.FrameWriter, reading *sync.WaitGroup) error {
+func (s *Server) answer(peer string, c Conn, out *p2p.FrameWriter, reading *sync.WaitGroup) error {
 	from, req, err := s.readRequest(c)
 	if err != nil {
 		return err
 	}
+	req.Owner = peer // those whom it serves share its turns
 	ctx, cancel := context.WithCancelCause(context.Background())
 	defer cancel(nil)
 	t, err := from.Start(ctx, req)
