@@ -47,7 +47,7 @@ func lacking(t *testing.T, a ability) bool {
 func runSDKDaemon(t *testing.T, args ...string) *swarm {
 	t.Helper()
 	s := newSwarm(t)
-	s.alone(args...)
+	s.runShipped(args...)
 	return s
 }
 
