@@ -78,7 +78,7 @@ var endpoints = []struct {
 // daemon takes no more room after than before.
 func TestMalformedBodies(t *testing.T) {
 	s := newSwarm(t)
-	s.alone()
+	s.runShipped()
 	s.knowsSums()
 	before := s.backbone.usage(t)
 	for _, e := range endpoints {
@@ -149,8 +149,8 @@ func badRequest(status int, body, field string, claude bool) error {
 	return nil
 }
 
-// alone starts a daemon that computes all of the shipped model itself.
-func (s *swarm) alone(args ...string) {
+// runShipped starts a daemon that computes all of the shipped model itself.
+func (s *swarm) runShipped(args ...string) {
 	s.t.Helper()
 	s.backbone = s.start("alone", append([]string{"--model", s.whole, "--experts", ExpertsHere,
 		"--listen", "/ip4/127.0.0.1/tcp/0", "--http", "127.0.0.1:0"}, args...)...)

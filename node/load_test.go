@@ -94,7 +94,7 @@ func TestLoad(t *testing.T) {
 	defer cancel()
 	count := filepath.Join(s.dir, "goroutines")
 	t.Setenv(countVariable, count)
-	s.alone("--sequences", "8", "--context", "8192")
+	s.runShipped("--sequences", "8", "--context", "8192")
 	l := &load{swarm: s, answers: map[string]string{}, client: &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: loadClients}}}
 	for _, q := range []string{sumQuestion, "What is the capital of Japan?", "What is the capital of France?", "What is 2 plus 3?", "What sound does a cow make?"} {
 		l.answers[q] = reference().answer(t, q, false)

@@ -233,7 +233,7 @@ func TestOpenAICancel(t *testing.T) {
 	ctx, cancel := context.WithCancel(s.ctx)
 	defer cancel()
 	p := openai.ChatCompletionNewParams{Model: shippedModel, Messages: user(sumQuestion)}
-	neverEnding(&p)
+	withoutEnd(&p)
 	p.MaxCompletionTokens = openai.Int(1 << 20)
 	stream := client.Chat.Completions.NewStreaming(ctx, p)
 	for n := 0; stream.Next(); n++ {

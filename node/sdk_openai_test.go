@@ -61,8 +61,8 @@ func chatSays(want, finish string) func(*openai.ChatCompletion) error {
 
 func chatAny(*openai.ChatCompletion) error { return nil }
 
-// neverEnding keeps the model from ending its answer before the limit of tokens.
-func neverEnding(p *openai.ChatCompletionNewParams) {
+// withoutEnd keeps the model from ending its answer before the limit of tokens.
+func withoutEnd(p *openai.ChatCompletionNewParams) {
 	p.LogitBias = map[string]int64{}
 	for token := range endBias() {
 		p.LogitBias[token] = -100
@@ -100,15 +100,15 @@ func samplingRows(t *testing.T) []chatRow {
 			opts: []option.RequestOption{option.WithJSONSet("top_k", 1)}, check: chatSays(sumAnswer, "stop")},
 		{name: "min_p", change: func(p *openai.ChatCompletionNewParams) { p.Temperature = hot },
 			opts: []option.RequestOption{option.WithJSONSet("min_p", 1)}, check: chatSays(sumAnswer, "stop")},
-		{name: "seed", change: func(p *openai.ChatCompletionNewParams) { neverEnding(p); p.Temperature, p.Seed = hot, openai.Int(7) }, check: chatDiffers(plain)},
-		{name: "frequency_penalty", change: func(p *openai.ChatCompletionNewParams) { neverEnding(p); p.FrequencyPenalty = openai.Float(2) }, check: chatDiffers(plain)},
-		{name: "presence_penalty", change: func(p *openai.ChatCompletionNewParams) { neverEnding(p); p.PresencePenalty = openai.Float(2) }, check: chatDiffers(plain)},
-		{name: "repetition_penalty", change: neverEnding, opts: []option.RequestOption{option.WithJSONSet("repetition_penalty", 10)}, check: chatDiffers(plain)},
+		{name: "seed", change: func(p *openai.ChatCompletionNewParams) { withoutEnd(p); p.Temperature, p.Seed = hot, openai.Int(7) }, check: chatDiffers(plain)},
+		{name: "frequency_penalty", change: func(p *openai.ChatCompletionNewParams) { withoutEnd(p); p.FrequencyPenalty = openai.Float(2) }, check: chatDiffers(plain)},
+		{name: "presence_penalty", change: func(p *openai.ChatCompletionNewParams) { withoutEnd(p); p.PresencePenalty = openai.Float(2) }, check: chatDiffers(plain)},
+		{name: "repetition_penalty", change: withoutEnd, opts: []option.RequestOption{option.WithJSONSet("repetition_penalty", 10)}, check: chatDiffers(plain)},
 		{name: "logit_bias", change: func(p *openai.ChatCompletionNewParams) {
 			p.LogitBias, p.MaxCompletionTokens = map[string]int64{token("a"): 100}, openai.Int(3)
 		}, check: chatSays("aaa", "length")},
 		{name: "max_completion_tokens before max_tokens", change: func(p *openai.ChatCompletionNewParams) {
-			neverEnding(p)
+			withoutEnd(p)
 			p.MaxCompletionTokens, p.MaxTokens = openai.Int(3), openai.Int(9)
 		}, check: func(c *openai.ChatCompletion) error {
 			if c.Usage.CompletionTokens != 3 || c.Choices[0].FinishReason != "length" {
@@ -116,7 +116,7 @@ func samplingRows(t *testing.T) []chatRow {
 			}
 			return nil
 		}},
-		{name: "max_tokens", change: func(p *openai.ChatCompletionNewParams) { neverEnding(p); p.MaxTokens = openai.Int(40) }, check: chatDiffers("")},
+		{name: "max_tokens", change: func(p *openai.ChatCompletionNewParams) { withoutEnd(p); p.MaxTokens = openai.Int(40) }, check: chatDiffers("")},
 		{name: "stop", change: func(p *openai.ChatCompletionNewParams) {
 			p.Stop = openai.ChatCompletionNewParamsStopUnion{OfString: openai.String("7 is")}
 		}, check: chatSays("6 plus ", "stop")},

@@ -30,8 +30,8 @@ const (
 // sdkServed are the abilities that the daemon must have. sdkLacks are those that it
 // does not have yet: an option that needs one must be refused by its name.
 var (
-	sdkServed = []ability{plain}
-	sdkLacks  = []ability{grammars, logprobs}
+	sdkServed = []ability{plain, grammars, logprobs}
+	sdkLacks  = []ability{}
 )
 
 // lacking says whether options of an ability must be refused.
@@ -47,14 +47,12 @@ func lacking(t *testing.T, a ability) bool {
 func runSDKDaemon(t *testing.T, args ...string) *swarm {
 	t.Helper()
 	s := newSwarm(t)
-	s.alone(args...)
+	s.runShipped(args...)
 	return s
 }
 
-// narrow is a daemon that is easily full: one answer runs, four wait.
+// narrow is a daemon that is easily full: one answer runs, few wait.
 var narrow = []string{"--context", "65536", "--sequences", "1"}
-
-const narrowPlaces = 5
 
 // fill takes all places of a narrow daemon with answers that do not end; free gives
 // them back.
@@ -67,12 +65,14 @@ func (s *swarm) fill() (free func()) {
 		s.t.Fatal(err)
 	}
 	var open []*http.Response
-	for range narrowPlaces {
+	for full := false; !full; {
 		resp, err := http.Post("http://"+s.http+"/v1/chat/completions", "application/json", bytes.NewReader(data))
 		if err != nil {
 			s.t.Fatal(err)
 		}
-		if open = append(open, resp); resp.StatusCode != http.StatusOK {
+		open = append(open, resp)
+		full = resp.StatusCode == http.StatusTooManyRequests
+		if !full && resp.StatusCode != http.StatusOK || full && len(open) < 3 || len(open) > 64 {
 			s.t.Fatalf("status %d of the stream that fills place %d", resp.StatusCode, len(open))
 		}
 	}

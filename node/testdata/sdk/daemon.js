@@ -2,11 +2,10 @@
 import assert from "node:assert/strict";
 
 export const url = process.env.KVASIR_URL;
-export const narrow = process.env.KVASIR_NARROW_URL; // one answer runs, four wait
+export const narrow = process.env.KVASIR_NARROW_URL; // one answer runs, few wait
 export const model = process.env.KVASIR_MODEL;
 export const endBias = JSON.parse(process.env.KVASIR_END_BIAS); // keeps the model from ending
 const lacks = process.env.KVASIR_LACKS.split(",");
-const narrowPlaces = 5;
 
 export const question = "What is 6 plus 7?";
 export const answer = "6 plus 7 is 13.";
@@ -38,10 +37,17 @@ export async function failure(call, kind) {
 // returns what gives them back.
 export async function fill(openai) {
   const open = [];
-  for (let i = 0; i < narrowPlaces; i++) {
-    open.push(await openai.chat.completions.create({
-      model, stream: true, max_tokens: 1 << 20, logit_bias: endBias, messages: [{ role: "user", content: question }],
-    }));
+  for (let full = false; !full;) {
+    try {
+      open.push(await openai.chat.completions.create({
+        model, stream: true, max_tokens: 1 << 20, logit_bias: endBias, messages: [{ role: "user", content: question }],
+      }));
+    } catch (e) {
+      assert.equal(e.status, 429);
+      full = true;
+    }
+    assert.ok(open.length <= 64);
   }
+  assert.ok(open.length >= 2);
   return () => open.forEach((stream) => stream.controller.abort());
 }
