@@ -64,7 +64,7 @@ func (s *swarm) postFrom(from, path string, body, answer any) {
 // what is new, and is answered as one that nobody asked before.
 func TestTurnsAreCached(t *testing.T) {
 	s := newSwarm(t)
-	s.alone("--context", "4096", "--sequences", "2")
+	s.runShipped("--context", "4096", "--sequences", "2")
 	var turns []map[string]string
 	say := func(role, text string) { turns = append(turns, map[string]string{"role": role, "content": text}) }
 	req := map[string]any{"model": "kvasir-tiny-q4_k_m", "temperature": 0, "max_tokens": 16, "tools": json.RawMessage(turnTools)}
@@ -115,7 +115,7 @@ func TestTurnsAreCached(t *testing.T) {
 // TestDeadline: a request that takes too long ends with an event that says so.
 func TestDeadline(t *testing.T) {
 	s := newSwarm(t)
-	s.alone("--context", "16384", "--sequences", "1", "--deadline", "1")
+	s.runShipped("--context", "16384", "--sequences", "1", "--deadline", "1")
 	req := long(questions[0])
 	req["model"], req["max_tokens"] = "kvasir-tiny-q4_k_m", 16000
 	n := 0
