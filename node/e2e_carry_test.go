@@ -109,7 +109,7 @@ func TestCarried(t *testing.T) {
 	var group sync.WaitGroup
 	var mu sync.Mutex // guards seen
 	seen := map[int]int{}
-	for range 12 { // one runs and four wait
+	for range 12 { // one runs and three of the same owner wait
 		group.Go(func() {
 			resp := n.post(n.ctx, endless(questions[1], 500))
 			defer resp.Body.Close()
@@ -124,7 +124,7 @@ func TestCarried(t *testing.T) {
 		})
 	}
 	group.Wait()
-	if seen[http.StatusOK] < 5 || seen[http.StatusTooManyRequests] == 0 || seen[http.StatusOK]+seen[http.StatusTooManyRequests] != 12 {
+	if seen[http.StatusOK] < 4 || seen[http.StatusTooManyRequests] == 0 || seen[http.StatusOK]+seen[http.StatusTooManyRequests] != 12 {
 		t.Errorf("answers by status: %v", seen)
 	}
 	too := endless(strings.Repeat("word ", 3000), 10)
