@@ -387,6 +387,44 @@ func TestCanaryAndReady(t *testing.T) {
 	}
 }
 
+// Canaries beside an answer leave it as it is alone, to the bit.
+func TestCanaryBesideAnswers(t *testing.T) {
+	e := open(t, Config{Sequences: 2, Context: 1024})
+	for _, q := range questions[:2] {
+		want, err := read(t.Context(), start(t, t.Context(), e, endless(t, e, q, 200)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		g := start(t, t.Context(), e, endless(t, e, q, 200))
+		sent, done := 0, make(chan struct{})
+		stop := make(chan struct{})
+		go func() {
+			defer close(done)
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				if err := e.Canary(t.Context()); err != nil {
+					t.Error(err)
+					return
+				}
+				sent++
+			}
+		}()
+		got, err := read(t.Context(), g)
+		close(stop)
+		<-done
+		if err != nil || got != want {
+			t.Errorf("%v; beside %d canaries:\n got %q\nwant %q", err, sent, got, want)
+		}
+		if sent < 2 {
+			t.Errorf("%d canaries were beside the answer", sent)
+		}
+	}
+}
+
 func TestClose(t *testing.T) {
 	e := open(t, Config{Sequences: 1, Context: 2048})
 	running := start(t, t.Context(), e, endless(t, e, questions[0], 0))

@@ -87,8 +87,15 @@ func (e *Engine) next() *Generation {
 }
 
 // plan chooses each sequence's share of the next batch: one token for every
-// answer, the rest for prompts.
+// answer, the rest for prompts. A canary gets a batch of its own, which leaves the
+// answers as they are.
 func (e *Engine) plan() []*slot {
+	for i := range e.slots {
+		if s := &e.slots[i]; s.g != nil && s.g.canary {
+			s.take = min(s.pending(), e.cfg.Batch)
+			return []*slot{s}
+		}
+	}
 	var busy []*slot
 	room := e.cfg.Batch
 	for i := range e.slots {
