@@ -14,8 +14,7 @@ import (
 // Replan chooses another chain for a session. lost are the stages that it was lost by, refused by or
 // will be left by, each once, in the order in which that happened; naming one of them again is
 // possible. One that is busy is among them only the time after it said so, and where there is no
-// chain without it, it is tried again after a while; but for a session that did not run yet it is
-// lost, so that one for which all chains are full fails at once. Where the windows of the chain are those of the one before, the stages that stay go on
+// chain without it, it is tried again after a while. Where the windows of the chain are those of the one before, the stages that stay go on
 // where they are; otherwise all tokens are computed again. The error says why there is no chain.
 type Replan func(ctx context.Context, lost []Hop) (Chain, error)
 

@@ -65,10 +65,7 @@ func (s *Session) repair(ctx context.Context, r *report, lost []Hop) ([]Hop, err
 		if again = r.code == CodeReset; !again && !slices.Contains(lost, hop) {
 			avoid = append(slices.Clone(lost), hop)
 		}
-		if !busy {
-			s.moved = true
-		}
-		if !busy || s.fresh() { // who is busy now is not so for good: a session that runs comes back
+		if !busy { // who is busy now is not so for good
 			lost = avoid
 		}
 		if r.code.final() {
@@ -94,25 +91,13 @@ func (s *Session) repair(ctx context.Context, r *report, lost []Hop) ([]Hop, err
 			return lost, context.Cause(ctx)
 		case err == nil:
 			chain = next
-		case !busy || s.fresh():
+		case !busy:
 			return lost, fmt.Errorf("%w; no replacement: %w", cause, err)
 		}
 	}
 	s.e.cfg.Logger.Info("ring session is repaired", "cause", cause.Error(), "stages", len(chain))
 	s.change(chain)
 	return lost, nil
-}
-
-// fresh says that a session holds nothing anywhere: it did not run yet, and busy stages
-// are all that kept it from that. There is nothing to wait for then but a free sequence,
-// and that is for its client to decide.
-func (s *Session) fresh() bool {
-	select {
-	case <-s.opened:
-		return false
-	default:
-		return !s.moved
-	}
 }
 
 var errRepairs = errors.New("the session was repaired too often without a token")

@@ -19,7 +19,6 @@ type Session struct {
 	kick   chan struct{} // there is trouble; capacity 1
 	opened chan struct{} // closed when the ring was closed for the first time
 	ended  chan struct{} // closed when run is over; err is set then
-	moved  bool          // something but a busy stage was in the way; of tend alone
 
 	// Guarded by Entry.mu.
 	id      uint64
