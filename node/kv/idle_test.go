@@ -11,9 +11,6 @@ import (
 
 // TestIdle bounds what a store costs that nobody uses. It logs the figures.
 func TestIdle(t *testing.T) {
-	if testing.Short() {
-		t.Skip("it waits for ten seconds")
-	}
 	runtime.GC()
 	before, goroutines := rssBytes(t), runtime.NumGoroutine()
 	f := newFixture(t, Bounds{24 * time.Hour, 256 << 20})
