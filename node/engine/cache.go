@@ -54,7 +54,7 @@ func (e *Engine) place(g *Generation) {
 // longest returns the slot with the longest prefix of a prompt that can be reused,
 // nil when there is none.
 func (e *Engine) longest(g *Generation) (best *slot, n int) {
-	for i := range e.slots {
+	for i := range e.slots[:e.cfg.Sequences] {
 		s := &e.slots[i]
 		usable := e.usable(s, g)
 		if usable > n || usable == n && n > 0 && s.continues(n) {
@@ -103,7 +103,7 @@ func commonPrefix(a, b []ggml.Token) int {
 // leastRecent is the free slot that was used least recently; empty ones come first.
 func (e *Engine) leastRecent() *slot {
 	var found *slot
-	for i := range e.slots {
+	for i := range e.slots[:e.cfg.Sequences] {
 		if s := &e.slots[i]; s.g == nil && (found == nil || s.used < found.used) {
 			found = s
 		}

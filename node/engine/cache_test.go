@@ -279,7 +279,7 @@ func TestNothingKept(t *testing.T) {
 	for i := range e.slots {
 		kept += len(e.slots[i].kept)
 	}
-	if kept != 204 { // the canary took the empty slot
+	if kept != 204 {
 		t.Errorf("%d tokens are kept, want 204 of the last answer", kept)
 	}
 }

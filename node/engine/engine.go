@@ -13,6 +13,9 @@
 // sequence (a recurrent state) goes on only from all that a free sequence has. What
 // was used least recently makes room. Canaries and failed requests leave nothing.
 //
+// Canaries have a sequence and batches of their own: they wait for no answer, and
+// leave the answers as they are, to the bit.
+//
 // A failed decode (an expert that no one could compute) fails only the requests
 // that it concerns: when a batch of several sequences fails, its cells are
 // dropped and each sequence is tried once more alone, so that those who need
@@ -168,7 +171,7 @@ type Engine struct {
 	cfg   Config
 	ctx   *ggml.Context // the loop's alone
 	batch *ggml.Batch   // the loop's alone
-	slots []slot        // the loop's alone; a free one has no request
+	slots []slot        // the loop's alone; a free one has no request; the last is for canaries
 
 	released uint64 // the loop's alone: requests that left their cells
 
@@ -180,6 +183,7 @@ type Engine struct {
 	mu        sync.Mutex // guards what follows
 	closing   bool
 	waiting   queue
+	canaries  queue // those that wait
 	running   int
 	health    error // what Ready says
 	stats     Stats
@@ -196,13 +200,13 @@ func Open(cfg Config) (*Engine, error) {
 	// One pool of cells: the rows of all sequences then travel through the
 	// layers together, whatever their lengths.
 	c, err := cfg.Model.NewContext(ggml.ContextConfig{
-		Tokens: cfg.Cells, Batch: cfg.Batch, Sequences: cfg.Sequences, Threads: cfg.Threads, UnifiedKV: true,
+		Tokens: cfg.Cells, Batch: cfg.Batch, Sequences: cfg.Sequences + 1, Threads: cfg.Threads, UnifiedKV: true,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("engine: %w", err)
 	}
 	e := &Engine{
-		cfg: cfg, ctx: c, batch: ggml.NewBatch(cfg.Batch), slots: make([]slot, cfg.Sequences),
+		cfg: cfg, ctx: c, batch: ggml.NewBatch(cfg.Batch), slots: make([]slot, cfg.Sequences+1),
 		ended: make(chan struct{}), wake: make(chan struct{}, 1), health: errNoCanary,
 	}
 	for i := range e.slots {
@@ -321,17 +325,22 @@ func (e *Engine) generation(req Request, extra Extra) (*Generation, error) {
 	return g, err
 }
 
-// enqueue adds g to the queue. Canaries always have room.
+// enqueue adds g to its queue. Canaries always have room.
 func (e *Engine) enqueue(g *Generation) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.closing {
 		return ErrClosed
 	}
+	if g.canary {
+		e.canaries.push(g)
+		e.wakeUp()
+		return nil
+	}
 	free := e.cfg.Sequences - e.running // for requests that wait only until the loop sees them
 	full := e.waiting.n >= free+e.cfg.Queue
 	own := e.waiting.of(g.owner) >= free+max(e.cfg.Queue-1, 1)
-	if (full || own) && !g.canary {
+	if full || own {
 		return &QueueFullError{Running: e.running, Waiting: e.waiting.n, Own: !full, Retry: min(max(e.perAnswer, time.Second), time.Minute)}
 	}
 	e.waiting.push(g)

@@ -389,12 +389,13 @@ func TestCanaryAndReady(t *testing.T) {
 
 // Canaries beside an answer leave it as it is alone, to the bit.
 func TestCanaryBesideAnswers(t *testing.T) {
-	e := open(t, Config{Sequences: 2, Context: 1024})
 	for _, q := range questions[:2] {
+		e := open(t, Config{Sequences: 2, Context: 1024})
 		want, err := read(t.Context(), start(t, t.Context(), e, endless(t, e, q, 200)))
 		if err != nil {
 			t.Fatal(err)
 		}
+		e = open(t, Config{Sequences: 2, Context: 1024}) // whose cells are empty, too
 		g := start(t, t.Context(), e, endless(t, e, q, 200))
 		sent, done := 0, make(chan struct{})
 		stop := make(chan struct{})

@@ -66,7 +66,7 @@ func TestQueueShare(t *testing.T) {
 			t.Errorf("%s, %+v waiting: %v", tt.owner, e.Stats().Waiting, err)
 		}
 	}
-	if _, err := e.start(t.Context(), Request{Prompt: []int32{1}}, Extra{}, true); err != nil {
-		t.Errorf("a canary beside a full queue: %v", err)
+	if err := e.Canary(t.Context()); err != nil || e.Stats().Running != 1 {
+		t.Errorf("a canary beside a full queue: %v, %d run", err, e.Stats().Running)
 	}
 }

@@ -85,8 +85,8 @@ func (e *Engine) Ready() error {
 const canaryTokens = 32
 
 // Canary sends tokens from all over the vocabulary through the whole model and
-// draws one. It waits its turn but does not count against the queue. When it
-// passes the engine is ready; a failure of the decode is remembered by Ready.
+// draws one, in a sequence of its own. When it passes the engine is ready; a failure
+// of the decode is remembered by Ready.
 func (e *Engine) Canary(ctx context.Context) error {
 	vocab := e.cfg.Model.VocabSize()
 	n := min(canaryTokens, e.cfg.Context-1, vocab)

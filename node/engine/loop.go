@@ -57,14 +57,19 @@ func (e *Engine) admit() {
 		}
 	}
 	e.mu.Lock()
-	e.waiting.drop(func(g *Generation) bool {
+	gone := func(g *Generation) bool {
 		cause := g.isGone()
 		if cause != nil {
 			g.close(cause, "")
 			e.stats.Cancelled++
 		}
 		return cause != nil
-	})
+	}
+	e.waiting.drop(gone)
+	e.canaries.drop(gone)
+	if s := e.canarySlot(); s.g == nil {
+		s.g = e.canaries.pop()
+	}
 	e.mu.Unlock()
 	for e.leastRecent() != nil {
 		g := e.next()
@@ -74,6 +79,8 @@ func (e *Engine) admit() {
 		e.place(g)
 	}
 }
+
+func (e *Engine) canarySlot() *slot { return &e.slots[e.cfg.Sequences] }
 
 // next takes the request whose turn it is from the queue, or nil.
 func (e *Engine) next() *Generation {
@@ -87,14 +94,11 @@ func (e *Engine) next() *Generation {
 }
 
 // plan chooses each sequence's share of the next batch: one token for every
-// answer, the rest for prompts. A canary gets a batch of its own, which leaves the
-// answers as they are.
+// answer, the rest for prompts. A canary goes alone.
 func (e *Engine) plan() []*slot {
-	for i := range e.slots {
-		if s := &e.slots[i]; s.g != nil && s.g.canary {
-			s.take = min(s.pending(), e.cfg.Batch)
-			return []*slot{s}
-		}
+	if s := e.canarySlot(); s.g != nil {
+		s.take = min(s.pending(), e.cfg.Batch)
+		return []*slot{s}
 	}
 	var busy []*slot
 	room := e.cfg.Batch
@@ -258,8 +262,11 @@ func (e *Engine) release(s *slot, err error, finish string) {
 	}
 	s.past = 0
 	e.mu.Lock()
-	e.running--
+	if !g.canary {
+		e.running--
+	}
 	switch {
+	case g.canary:
 	case err == io.EOF:
 		e.stats.Completed++
 		e.perAnswer += (e.cfg.Now().Sub(g.started) - e.perAnswer) / time.Duration(min(e.stats.Completed, 16))
@@ -281,9 +288,11 @@ func (e *Engine) failAll() {
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.waiting.drop(func(g *Generation) bool {
+	fail := func(g *Generation) bool {
 		g.close(ErrClosed, "")
 		e.stats.Failed++
 		return true
-	})
+	}
+	e.waiting.drop(fail)
+	e.canaries.drop(fail)
 }
