@@ -42,14 +42,14 @@ func (b *bench) servers() error {
 	if err != nil {
 		return err
 	}
-	deep, err := b.deepRealModel()
+	wide, err := b.realModel()
 	if err != nil {
 		return err
 	}
 	fmt.Fprintf(b.out, "\nthrough HTTP, against llama.cpp's server: answers of %d tokens, %d threads each, medians of %d rounds\n", serverTokens, b.Threads, b.Rounds)
 	t := tabwriter.NewWriter(b.out, 12, 0, 2, ' ', tabwriter.AlignRight)
 	fmt.Fprint(t, "model\tclients\ttokens/s\tllama.cpp\tratio\tfirst token\tllama.cpp\t\n")
-	for _, m := range []struct{ name, path string }{{"shipped", small}, {"real widths", deep}} {
+	for _, m := range []struct{ name, path string }{{"shipped", small}, {"real widths", wide}} {
 		if err := b.serveModel(t, m.name, m.path); err != nil {
 			return fmt.Errorf("%s: %w", m.name, err)
 		}

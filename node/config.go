@@ -68,7 +68,7 @@ const (
 	maxThreads    = 1024
 	maxDeadline   = 86400 // seconds
 	maxContext    = 1 << 24
-	maxSequences  = 1024
+	maxSequences  = 255 // llama.cpp takes 256, and canaries have one
 	maxGPULayers  = 4096
 	maxRules      = 4096
 )

@@ -32,8 +32,9 @@ type Engine interface {
 type Stream interface {
 	// Next waits for the next token, the end token included, and returns its
 	// bytes, which may be part of a rune or none and are the caller's. io.EOF
-	// ends a complete answer. When ctx ends first, its error is returned and
-	// Next may be called again. The engine may be ahead of what was read.
+	// ends a complete answer. When ctx ends while nothing is there, its error is
+	// returned and Next may be called again. The engine may be ahead of what was
+	// read.
 	Next(ctx context.Context) ([]byte, error)
 	// Finish says why the answer is complete: "stop" or "length".
 	Finish() string
@@ -128,15 +129,32 @@ func (m *servedModel) abilities() Abilities {
 // errWaiting says that nothing came in time; the answer goes on.
 var errWaiting = errors.New("no token yet")
 
+// noWait is a limit for nextWithin: only what is there already.
+const noWait time.Duration = -1
+
+// over is a context that has ended.
+var over = func() context.Context {
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	return ctx
+}()
+
 // nextWithin is Next with a limit on the wait, unless it is 0.
 func nextWithin(ctx context.Context, s Stream, d time.Duration) ([]byte, error) {
+	piece, err := s.Next(over)
+	switch {
+	case !errors.Is(err, context.Canceled):
+		return piece, causeOf(ctx, err)
+	case d == noWait:
+		return nil, errWaiting
+	}
 	limited := ctx
 	if d > 0 {
 		var cancel context.CancelFunc
 		limited, cancel = context.WithTimeoutCause(ctx, d, errWaiting)
 		defer cancel()
 	}
-	piece, err := s.Next(limited)
+	piece, err = s.Next(limited)
 	if errors.Is(err, context.DeadlineExceeded) && context.Cause(limited) == errWaiting {
 		return piece, errWaiting
 	}

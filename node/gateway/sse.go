@@ -3,12 +3,14 @@ package gateway
 import (
 	"context"
 	"errors"
+	"io"
 	"net/http"
 	"time"
 )
 
-// eventWriter writes server-sent events, each within a time limit. After an
-// error the client is gone and nothing more is written.
+// eventWriter writes server-sent events, each within a time limit; they go out with
+// the next flush at the latest. After an error the client is gone and nothing more is
+// written.
 type eventWriter struct {
 	w     http.ResponseWriter
 	rc    *http.ResponseController
@@ -24,8 +26,8 @@ func startEvents(w http.ResponseWriter, limit time.Duration) *eventWriter {
 	h.Set("X-Accel-Buffering", "no") // proxies must pass events on at once
 	h.Set("X-Content-Type-Options", "nosniff")
 	w.WriteHeader(http.StatusOK)
-	e := &eventWriter{w: w, rc: http.NewResponseController(w), limit: limit}
-	e.raw("") // the headers go out now, whenever the first event comes
+	e := &eventWriter{w: w, rc: http.NewResponseController(w), limit: limit, last: time.Now()}
+	e.flush() // the headers go out now, whenever the first event comes
 	return e
 }
 
@@ -35,7 +37,12 @@ func (e *eventWriter) raw(text string) {
 	}
 	e.last = time.Now()
 	_ = e.rc.SetWriteDeadline(e.last.Add(e.limit))
-	if _, e.err = e.w.Write([]byte(text)); e.err == nil {
+	_, e.err = io.WriteString(e.w, text)
+}
+
+func (e *eventWriter) flush() {
+	if e.err == nil {
+		_ = e.rc.SetWriteDeadline(time.Now().Add(e.limit))
 		e.err = e.rc.Flush()
 	}
 }
@@ -74,6 +81,7 @@ func streamTo(ctx context.Context, w http.ResponseWriter, r *http.Request, all [
 		return
 	}
 	out := startEvents(w, limits.write)
+	defer out.flush()
 	s := open(out)
 	s.begin(all)
 	for i, a := range all {
@@ -94,7 +102,10 @@ func streamTo(ctx context.Context, w http.ResponseWriter, r *http.Request, all [
 			if limits.ping-time.Since(out.last) <= 0 { // also while a call is held back
 				s.ping()
 			}
-			pieces, err = a.next(ctx, max(limits.ping-time.Since(out.last), time.Millisecond))
+			if pieces, err = a.next(ctx, noWait); err == errWaiting { // what is there goes out together
+				out.flush()
+				pieces, err = a.next(ctx, max(limits.ping-time.Since(out.last), time.Millisecond))
+			}
 		}
 		s.end(i, a)
 		pieces, err = nil, nil
