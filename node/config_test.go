@@ -141,7 +141,7 @@ func TestConfigRefuses(t *testing.T) {
 		{"threads", Config{Threads: -1}, "threads = -1: want 1 to"},
 		{"too many threads", Config{Threads: maxThreads + 1}, "threads = 1025"},
 		{"context", Config{Model: ModelConfig{Context: 1}}, "model.context = 1"},
-		{"sequences", Config{Model: ModelConfig{Sequences: maxSequences + 1}}, "model.sequences = 1025"},
+		{"sequences", Config{Model: ModelConfig{Sequences: maxSequences + 1}}, "model.sequences = 256"},
 		{"context too little for its sequences", Config{Model: ModelConfig{Context: 64, Sequences: 100}}, "too little for 100 sequences"},
 		{"rule", Config{Model: ModelConfig{Place: []string{"exps"}}}, `model.place: rule "exps": want PATTERN=DEVICE`},
 		{"rows", Config{Model: ModelConfig{Rows: "f8"}}, `model.rows "f8": want f32 or f16`},
