@@ -43,8 +43,11 @@ func damageConfig(path string) Config {
 
 // child is a process that uses a store: "write" puts values until it is killed,
 // and prints each that is put; "check" looks at all of the damage test, and says
-// what it found.
+// what it found; "store" is storeChild.
 func child(what, path string) int {
+	if what == "store" {
+		return storeChild(path)
+	}
 	db, err := Open(damageConfig(path))
 	if err != nil {
 		fmt.Println("cannot open:", err)
