@@ -26,8 +26,9 @@ type Part struct {
 	PerToken uint64 // units per token at most: 1, or the experts used per token
 }
 
-// Line is the units of one part: rows, or (row, expert) pairs accepted into the combine.
-// Hedged losers, retries and drafts that were not accepted are none.
+// Line is the units of one part: rows served, computed or from the node's cache, or (row,
+// expert) pairs accepted into the combine. Hedged losers, retries and drafts that were
+// not accepted are none.
 type Line struct {
 	Part  uint32 `cbor:"1,keyasint"`
 	Units uint64 `cbor:"2,keyasint"`
@@ -47,8 +48,9 @@ type WorkShare struct {
 
 // Refusals of parts and of work.
 var (
-	ErrParts = errors.New("the manifest's parts are not usable")
-	ErrLines = errors.New("the lines of work are not in order")
+	ErrParts       = errors.New("the manifest's parts are not usable")
+	ErrLines       = errors.New("the lines of work are not in order")
+	ErrTooMuchWork = errors.New("more work than the delivered tokens need")
 )
 
 // PartShares divides one request over the parts of its model, by cumulative rounding:
@@ -84,33 +86,24 @@ func PartShares(parts []Part) ([]Share, error) {
 	return shares, nil
 }
 
-// Shares divides one request over who did it. A part that several nodes computed is
-// divided by their units, each rounded down, so that a node that splits itself into many
-// never gains. What is left by rounding, and the parts of which nobody showed work, is
-// rest: it goes to the pool. The shares and rest sum to Whole. Work of one node that is
-// given twice counts as two nodes' work. Errors: ErrParts, ErrLines.
-func Shares(parts []Part, work []Work) (shares []WorkShare, rest Share, err error) {
+// Shares divides a request of so many tokens over who did it: of each part, the units of
+// a node of all the units that the tokens need, rounded down. So nobody gains by
+// splitting itself into many, or by another's work that is not shown. What is not shown
+// and what rounding leaves is rest: it goes to the pool. The shares and rest sum to
+// Whole. Errors: ErrParts, ErrLines, ErrTooMuchWork.
+func Shares(parts []Part, tokens uint64, work []Work) (shares []WorkShare, rest Share, err error) {
 	whole, err := PartShares(parts)
 	if err != nil {
 		return nil, 0, err
 	}
-	units := make([]uint64, len(parts))
-	for _, w := range work {
-		if err := checkLines(w.Lines, len(parts)); err != nil {
-			return nil, 0, fmt.Errorf("node %s: %w", w.Worker, err)
-		}
-		for _, l := range w.Lines {
-			var carry uint64
-			if units[l.Part], carry = bits.Add64(units[l.Part], l.Units, 0); carry != 0 {
-				return nil, 0, fmt.Errorf("%w: the units of part %d do not fit 64 bits", ErrLines, l.Part)
-			}
-		}
+	if err := checkWork(parts, tokens, work); err != nil {
+		return nil, 0, err
 	}
 	rest = Whole
 	for _, w := range work {
 		var sum Share
 		for _, l := range w.Lines {
-			s, _, err := mulDiv(uint64(whole[l.Part]), l.Units, units[l.Part])
+			s, _, err := mulDiv(uint64(whole[l.Part]), l.Units, tokens*parts[l.Part].PerToken)
 			if err != nil {
 				return nil, 0, err
 			}
@@ -121,6 +114,27 @@ func Shares(parts []Part, work []Work) (shares []WorkShare, rest Share, err erro
 	}
 	slices.SortFunc(shares, func(a, b WorkShare) int { return bytes.Compare(a.Worker[:], b.Worker[:]) })
 	return shares, rest, nil
+}
+
+// checkWork refuses more units of a part than the tokens need.
+func checkWork(parts []Part, tokens uint64, work []Work) error {
+	if tokens > 2*MaxTokens {
+		return fmt.Errorf("%w: %d tokens, at most %d", ErrTooMuchWork, tokens, 2*MaxTokens)
+	}
+	units := make([]uint64, len(parts))
+	for _, w := range work {
+		if err := checkLines(w.Lines, len(parts)); err != nil {
+			return fmt.Errorf("node %s: %w", w.Worker, err)
+		}
+		for _, l := range w.Lines {
+			most := tokens * parts[l.Part].PerToken // below 2³⁶
+			if l.Units > most-units[l.Part] {
+				return fmt.Errorf("%w: %d and %d units of part %d, %d tokens need %d", ErrTooMuchWork, units[l.Part], l.Units, l.Part, tokens, most)
+			}
+			units[l.Part] += l.Units
+		}
+	}
+	return nil
 }
 
 // checkLines refuses parts that do not exist, twice the same, out of order, or no units.
