@@ -3,6 +3,7 @@ module kvasird
 go 1.26.6
 
 require (
+	filippo.io/edwards25519 v1.2.0
 	github.com/anthropics/anthropic-sdk-go/v2 v2.15.0
 	github.com/dgraph-io/badger/v4 v4.9.6
 	github.com/ergochat/readline v0.1.3
