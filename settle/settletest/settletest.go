@@ -21,6 +21,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"kvasird/settle"
@@ -38,6 +39,8 @@ type Chain struct {
 	t    TB
 	base string // http://127.0.0.1:port
 	http *http.Client
+
+	funded atomic.Int64 // how often Fund was called
 }
 
 const (

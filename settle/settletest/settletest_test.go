@@ -143,6 +143,7 @@ func TestCommitmentAndRollback(t *testing.T) {
 	if !m.known(t, first, "finalized") || m.known(t, second, "finalized") {
 		t.Error("the fork is not gone, or more than it")
 	}
+	m.Send(m.tx(Legacy, 10, "second")) // programs run after a fork too
 }
 
 func TestDurableNonce(t *testing.T) {

@@ -2,6 +2,7 @@ package settletest
 
 import (
 	"encoding/base64"
+	"fmt"
 
 	"kvasird/settle"
 )
@@ -81,7 +82,9 @@ func (m Mint) Open(owner settle.Key) settle.Key {
 // Fund gives a wallet tokens in its associated account.
 func (m Mint) Fund(owner settle.Key, amount settle.Amount) settle.Key {
 	m.chain.t.Helper()
-	m.chain.Run([]Wallet{m.Authority}, CreateATA(m.Authority.Key, owner, m.Key, m.Program), m.MintTo(m.ATA(owner), amount))
+	// The memo makes each a transaction of its own, also under one blockhash.
+	m.chain.Run([]Wallet{m.Authority}, CreateATA(m.Authority.Key, owner, m.Key, m.Program), m.MintTo(m.ATA(owner), amount),
+		Memo(fmt.Sprint("fund ", m.chain.funded.Add(1)), m.Authority.Key))
 	return m.ATA(owner)
 }
 

@@ -53,10 +53,14 @@ export class Chain {
 
   lastValidBlockHeight () { return (this.slot / hashSlots + 1n) * hashSlots - 1n }
 
-  // beforeChange keeps the state for a rollback, once a slot.
+  // beforeChange keeps the state for a rollback, once a slot. It is kept as of slot 0,
+  // since programs count as deployed in the slot of the state that they are read from,
+  // and can be run in later ones only.
   beforeChange () {
     if (this.snapshots.at(-1)?.slot === this.slot) return
+    this.svm.warpToSlot(0n)
     this.snapshots.push({ slot: this.slot, state: this.svm.toBytes() })
+    this.#setClock()
     if (this.snapshots.length > keptSnapshots) this.snapshots.shift()
   }
 
