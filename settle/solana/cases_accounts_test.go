@@ -143,6 +143,13 @@ var lies = []verdict{
 			setAmount(w.entry(a, preList, second), 1<<64-1)
 		})}
 	}, ErrMalformed},
+	{"35h", "balances without amounts", func(w *world) ask {
+		return w.patchedPayment(func(a map[string]any) {
+			delete(w.entry(a, preList, w.vault())["uiTokenAmount"].(map[string]any), "amount")
+		})
+	}, ErrUnverifiable},
+	{"35i", "no word of success", func(w *world) ask { return w.patchedPayment(func(a map[string]any) { delete(metaOf(a), "err") }) }, ErrUnverifiable},
+	{"35j", "no slot", func(w *world) ask { return w.patchedPayment(func(a map[string]any) { delete(a, "slot") }) }, ErrUnverifiable},
 	{"36a", "the vault with another mint", func(w *world) ask {
 		return w.patchedPayment(func(a map[string]any) { w.entry(a, postList, w.vault())["mint"] = w.other.Key })
 	}, ErrVaultAccount},
@@ -199,18 +206,29 @@ var lies = []verdict{
 			a["transaction"] = changedAmount(a["transaction"].([]any), price/2, price)
 		})}
 	}, ErrForged},
-	{"43c", "one of two lies", func(w *world) ask {
-		a := w.patchedPayment(func(a map[string]any) {})
-		honest := a.faults
-		a.providers = []string{"a", "b"}
-		a.faults = func(w *world) []settletest.Fault {
-			f := honest(w)
-			f[0] = w.patched(a.claim.Signature, func(answer map[string]any) { answer["slot"] = answer["slot"].(float64) + 1 })
-			f[0].Path = "/b"
-			return f
-		}
+	{"43c", "one of two lies about the slot", func(w *world) ask {
+		return w.disputed(func(a map[string]any) { a["slot"] = a["slot"].(float64) + 1 })
+	}, ErrDisagree},
+	{"43g", "one of two lies about the time, to make it late", func(w *world) ask {
+		a := w.disputed(func(a map[string]any) { a["blockTime"] = a["blockTime"].(float64) + 1<<20 })
+		a.claim.NotAfter = time.Now().Unix() + 1<<19
 		return a
 	}, ErrDisagree},
+	{"43h", "one of two says that it failed", func(w *world) ask {
+		return w.disputed(func(a map[string]any) { metaOf(a)["err"] = "AccountInUse" })
+	}, ErrDisagree},
+	{"43i", "one of two shows other balances", func(w *world) ask {
+		return w.disputed(func(a map[string]any) { setAmount(w.entry(a, postList, w.vault()), 1) })
+	}, ErrDisagree},
+	{"43j", "one of two hides an inner call", func(w *world) ask {
+		c := w.claimOf(w.wallets(w.alice), settletest.Forward(w.forwarder, w.transfer(w.alice, price)))
+		return w.second(c, func(a map[string]any) { metaOf(a)["innerInstructions"] = []any{} })
+	}, ErrDisagree},
+	{"43k", "one of two keeps no times", func(w *world) ask {
+		a := w.disputed(func(a map[string]any) { a["blockTime"] = nil })
+		a.claim.NotAfter = time.Now().Unix() + 1<<20
+		return a
+	}, nil},
 	{"43d", "a transaction that is cut off", func(w *world) ask {
 		return w.patchedPayment(func(a map[string]any) {
 			raw := a["transaction"].([]any)[0].(string)
@@ -235,6 +253,17 @@ func (w *world) patches(sig settle.Signature, change func(map[string]any)) func(
 func (w *world) patchedPayment(change func(map[string]any)) ask {
 	c := w.paid()
 	return ask{claim: c, faults: w.patches(c.Signature, change)}
+}
+
+// disputed is a good payment of which the second provider says something else.
+func (w *world) disputed(change func(map[string]any)) ask { return w.second(w.paid(), change) }
+
+func (w *world) second(c Claim, change func(map[string]any)) ask {
+	return ask{claim: c, providers: []string{"a", "b"}, faults: func(w *world) []settletest.Fault {
+		f := w.patched(c.Signature, change)
+		f.Path = "/b"
+		return []settletest.Fault{f}
+	}}
 }
 
 // troubled is a good payment of which the provider can say nothing.

@@ -212,9 +212,7 @@ func (cl *Client) fetch(ctx context.Context, sig settle.Signature) (*evidence, e
 		if cl.without != agreement && !e.same(o) {
 			return nil, fmt.Errorf("%w: 1 and %d of %s", ErrDisagree, i+2, sig)
 		}
-		if o.time > e.time { // the later one binds more
-			e.time = o.time
-		}
+		e.time = max(e.time, o.time)
 	}
 	return e, nil
 }

@@ -52,5 +52,5 @@ var (
 	ErrSwapped      = unknown("a provider answered with another transaction")
 	ErrForged       = unknown("a provider answered with a transaction whose signatures do not fit")
 	ErrMalformed    = unknown("a provider's answer is malformed")
-	ErrUnverifiable = unknown("a provider's answer lacks what a proof needs: balances with owners, inner calls, the block's time")
+	ErrUnverifiable = unknown("a provider's answer lacks what a proof needs: whether it succeeded, balances with owners, inner calls, the block's time")
 )

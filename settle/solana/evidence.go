@@ -38,7 +38,7 @@ type tokenBalance struct {
 	Mint          settle.Key
 	Owner         *settle.Key
 	ProgramID     *settle.Key
-	UITokenAmount struct{ Amount settle.Amount }
+	UITokenAmount struct{ Amount *settle.Amount }
 }
 
 type innerInstructions struct {
@@ -86,15 +86,15 @@ func readEvidence(a *answer) (*evidence, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%w: %v", ErrMalformed, err)
 	}
-	if a.Meta == nil {
-		return nil, fmt.Errorf("%w: no meta", ErrUnverifiable)
+	if a.Meta == nil || len(a.Meta.Err) == 0 || a.Slot == 0 {
+		return nil, fmt.Errorf("%w: no meta, no word of success, or no slot", ErrUnverifiable)
 	}
 	e := &evidence{slot: a.Slot, tx: tx, version: int(tx.Message.GetVersion()) - 1}
 	if a.BlockTime != nil {
 		e.time = *a.BlockTime
 	}
 	e.message = sha256.Sum256(messageOf(tx, raw))
-	e.failed = len(a.Meta.Err) > 0 && string(a.Meta.Err) != "null"
+	e.failed = string(a.Meta.Err) != "null"
 	if err := e.readKeys(a.Meta); err != nil {
 		return nil, fmt.Errorf("%w: %v", ErrMalformed, err)
 	}
@@ -167,8 +167,8 @@ func (e *evidence) holdings(list *[]tokenBalance) (hs []holding, err error) {
 		return nil, fmt.Errorf("%w: no token balances", ErrUnverifiable)
 	}
 	for _, b := range *list {
-		if b.Owner == nil || b.ProgramID == nil {
-			return nil, fmt.Errorf("%w: a token balance without its owner or program", ErrUnverifiable)
+		if b.Owner == nil || b.ProgramID == nil || b.UITokenAmount.Amount == nil {
+			return nil, fmt.Errorf("%w: a token balance without its owner, program or amount", ErrUnverifiable)
 		}
 		account, err := e.key(b.AccountIndex)
 		if err != nil {
@@ -177,7 +177,7 @@ func (e *evidence) holdings(list *[]tokenBalance) (hs []holding, err error) {
 		if slices.ContainsFunc(hs, func(h holding) bool { return h.account == account }) {
 			return nil, fmt.Errorf("%w: two token balances of one account", ErrMalformed)
 		}
-		hs = append(hs, holding{account, b.Mint, *b.Owner, *b.ProgramID, b.UITokenAmount.Amount})
+		hs = append(hs, holding{account, b.Mint, *b.Owner, *b.ProgramID, *b.UITokenAmount.Amount})
 	}
 	return hs, nil
 }
@@ -236,9 +236,12 @@ func (e *evidence) addCall(program int, accounts []int, data []byte, inner bool)
 	return nil
 }
 
-// same says whether two providers show the same. Times are not compared: some nodes do
-// not keep them.
+// same says whether two providers show the same. Some nodes do not keep times: one
+// alone counts.
 func (e *evidence) same(o *evidence) bool {
+	if e.time != o.time && e.time != 0 && o.time != 0 {
+		return false
+	}
 	equal := func(a, b call) bool {
 		return a.program == b.program && a.inner == b.inner && slices.Equal(a.accounts, b.accounts) && bytes.Equal(a.data, b.data)
 	}
