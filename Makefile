@@ -1,6 +1,6 @@
 # Every target works from a plain checkout; `make help` lists them.
 .DEFAULT_GOAL := help
-.PHONY: help deps build test test-sdk test-load test-net test-chaos test-reflink sim soak test-vulkan check demo bench bench-plan bench-rtt bench-server bench-net bench-gossip fuzz clean clean-deps
+.PHONY: help deps build test test-sdk test-settle settle-deps test-load test-net test-chaos test-reflink sim soak test-vulkan check demo bench bench-plan bench-rtt bench-server bench-net bench-gossip fuzz clean clean-deps
 
 STATICCHECK = honnef.co/go/tools/cmd/staticcheck@v0.8.2
 GO_FILES    = $(shell find cmd node p2p ring experts market settle ggml -name '*.go' 2>/dev/null)
@@ -28,7 +28,7 @@ test: deps ## run the tests; needs no root
 	packaging/deps_test.sh
 	go build ./...
 	go test -count=1 -p 1 -timeout 10m $(GOTESTFLAGS) ./...
-	@echo "left out: race detector, linters and the build without cgo (make check), fuzzing (make fuzz), a GPU backend (make test-vulkan), the official clients (make test-sdk), load (make test-load), NATs and relays (make test-net), benchmarks (make bench)"
+	@echo "left out: race detector, linters and the build without cgo (make check), fuzzing (make fuzz), a GPU backend (make test-vulkan), the official clients (make test-sdk), payments on a local chain (make test-settle), load (make test-load), NATs and relays (make test-net), benchmarks (make bench)"
 
 check: deps ## format, vet, staticcheck, tidy, build without cgo, tests with the race detector
 	@bad=$$(gofmt -l $(GO_FILES)); [ -z "$$bad" ] || { echo "not formatted (gofmt -w): $$bad"; exit 1; }
@@ -36,8 +36,10 @@ check: deps ## format, vet, staticcheck, tidy, build without cgo, tests with the
 	go vet -tags nettest ./p2p
 	go vet -tags chaos,soak,sim,sdk,load ./node
 	go vet -tags reflink ./ggml/store
+	go vet -tags svm ./settle/...
 	go run $(STATICCHECK) ./...
 	go run $(STATICCHECK) -tags nettest ./p2p
+	go run $(STATICCHECK) -tags svm ./settle/...
 	go mod tidy -diff
 	CGO_ENABLED=0 go build ./...
 	CGO_ENABLED=0 go vet ./...
@@ -47,6 +49,12 @@ check: deps ## format, vet, staticcheck, tidy, build without cgo, tests with the
 test-sdk: deps ## the official OpenAI and Anthropic clients, in Go and JavaScript, against a daemon (Debian: npm)
 	cd node/testdata/sdk && npm ci --ignore-scripts --no-audit --no-fund
 	go test -tags sdk -count=1 -timeout 10m -run '^Test(OpenAI|Anthropic|JavaScript)' $(GOTESTFLAGS) ./node
+
+settle-deps: ## fetch the local Solana of the payment tests (Debian: npm; x86-64 only)
+	cd settle/settletest/svm && npm ci --ignore-scripts --no-audit --no-fund
+
+test-settle: settle-deps ## payments and payouts against a local Solana: what is refused, and why
+	go test -tags svm -count=1 -timeout 10m $(GOTESTFLAGS) ./settle/...
 
 test-load: deps ## 200 clients with 2,000 requests, some slow, hung up or malformed, against a daemon
 	go test -tags load -count=1 -timeout 10m -run '^TestLoad$$' -v $(GOTESTFLAGS) ./node
@@ -112,7 +120,7 @@ fuzz: deps ## run each fuzz target for FUZZTIME (default 5s)
 	done
 
 clean: ## remove what was built
-	rm -rf bin build node/testdata/sdk/node_modules
+	rm -rf bin build node/testdata/sdk/node_modules settle/settletest/svm/node_modules
 
 clean-deps: ## remove llama.cpp's headers and libraries
 	rm -rf ggml/include ggml/lib build/deps

@@ -29,6 +29,7 @@ var imports = map[string][]string{
 	"p2p/fetch":             {"p2p"},
 	"p2p/sim":               {"p2p"},
 	"settle":                nil,
+	"settle/settletest":     {"settle"},
 	"settle/solana":         {"settle"},
 	"settle/govern":         {"settle"},
 	"market":                {"ggml/gguf", "settle"},
@@ -49,6 +50,11 @@ var imports = map[string][]string{
 	"node":                  {anyOfOurs},
 	"cmd/kvasird":           {"node"},
 	"cmd/kvasir":            {"node/client", "node/api", "ggml/gguf"},
+}
+
+// testImports is what the tests of a package may import besides.
+var testImports = map[string][]string{
+	"settle/solana": {"settle/settletest"},
 }
 
 // anyOfOurs allows every package of ours except the commands.
@@ -188,7 +194,7 @@ func refuseOurs(from, to string, test bool) string {
 	switch {
 	case to == from && test: // an external test package imports what it tests
 		return ""
-	case slices.Contains(allowed, to):
+	case slices.Contains(allowed, to), test && slices.Contains(testImports[from], to):
 		return ""
 	case slices.Contains(allowed, anyOfOurs) && !strings.HasPrefix(to, "cmd/"):
 		return ""

@@ -1,0 +1,171 @@
+//go:build svm
+
+package solana
+
+import (
+	"context"
+	"crypto/ed25519"
+	"errors"
+	"strings"
+	"testing"
+
+	"kvasird/settle"
+	"kvasird/settle/settletest"
+)
+
+func (w *world) sign(cl *Client, to settle.Wallet, amount settle.Amount) Signed {
+	w.t.Helper()
+	s, err := cl.Sign(context.Background(), w.operator.Private, w.bob.Private, Payout{To: to, Amount: amount, Memo: w.memo()})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return s
+}
+
+func (w *world) resolved(cl *Client, s Signed, want Outcome, wantErr error, when string) {
+	w.t.Helper()
+	if got, err := cl.Resolve(context.Background(), s); got != want || !errors.Is(err, wantErr) {
+		w.t.Errorf("%s: %v, %v, want %v, %v", when, got, err, want, wantErr)
+	}
+}
+
+func TestPayout(t *testing.T) {
+	w := newWorld(t)
+	ctx := context.Background()
+	cl := w.client(w.mint, "a", "b")
+	carol := settletest.NewWallet("carol, who has no account yet")
+	s := w.sign(cl, carol.Key, 5)
+	w.resolved(cl, s, Pending, nil, "signed")
+	for range 3 { // as often as one likes
+		if err := cl.Send(ctx, s); err != nil && !strings.Contains(err.Error(), "AlreadyProcessed") {
+			t.Error(err)
+		}
+	}
+	w.resolved(cl, s, Pending, nil, "sent")
+	w.Advance(40)
+	w.resolved(cl, s, Landed, nil, "final")
+	w.Advance(1000)
+	w.resolved(cl, s, Landed, nil, "long after")
+	if got := w.Balance(w.mint.ATA(carol.Key)); got != 5 {
+		t.Errorf("%d arrived", got)
+	}
+}
+
+func TestPayoutForkedAway(t *testing.T) {
+	w := newWorld(t)
+	ctx := context.Background()
+	cl := w.client(w.mint, "a", "b")
+	w.Advance(1)
+	s := w.sign(cl, w.alice.Key, 5)
+	fork := w.Advance(1)
+	if err := cl.Send(ctx, s); err != nil {
+		t.Fatal(err)
+	}
+	w.Advance(2)
+	w.Rollback(fork - 1)
+	w.resolved(cl, s, Pending, nil, "forked away")
+	if err := cl.Send(ctx, s); err != nil {
+		t.Fatal(err)
+	}
+	w.Advance(40)
+	w.resolved(cl, s, Landed, nil, "sent again")
+	if got := w.Balance(w.mint.ATA(w.alice.Key)); got != 100*price+5 {
+		t.Errorf("Alice has %d", got)
+	}
+}
+
+func TestPayoutThatFails(t *testing.T) {
+	w := newWorld(t)
+	cl := w.client(w.mint, "a", "b")
+	s := w.sign(cl, w.alice.Key, 1000*price)
+	if err := cl.Send(context.Background(), s); !errors.Is(err, ErrProvider) || codeOf(err) != codePreflight {
+		t.Errorf("more than the vault has: %v", err)
+	}
+	w.resolved(cl, s, Pending, nil, "refused, which proves nothing")
+	if _, err := w.SendRaw(s.Raw, false); err != nil {
+		t.Fatal(err)
+	}
+	w.resolved(cl, s, Pending, nil, "failed, and not final")
+	w.Advance(40)
+	w.resolved(cl, s, Failed, nil, "failed")
+}
+
+func TestPayoutExpires(t *testing.T) {
+	w := newWorld(t)
+	cl := w.client(w.mint, "a", "b")
+	s := w.sign(cl, w.alice.Key, 5)
+	w.Advance(int(s.LastValid - w.Slot() + 1))
+	w.resolved(cl, s, Pending, nil, "it cannot land any more, but that is not final")
+	w.Advance(expiryMargin + 31)
+	w.resolved(cl, s, Pending, nil, "one block before the margin's end")
+	w.Advance(1)
+	w.resolved(cl, s, Expired, nil, "expired")
+
+	hear := func(f settletest.Fault) { w.ClearFaults(); w.Fault(f) }
+	hear(settletest.Fault{Path: "/b", Method: "getFirstAvailableBlock", Result: []byte("5000")})
+	w.resolved(cl, s, Pending, ErrProvider, "a provider with a short memory")
+	hear(settletest.Fault{Path: "/b", Method: "getSignatureStatuses", Result: []byte(`{"value":[{"slot":7}]}`)})
+	w.resolved(cl, s, Pending, nil, "a provider that has seen it")
+	hear(settletest.Fault{Path: "/b", Method: "getSignatureStatuses", Result: []byte(`{"value":[]}`)})
+	w.resolved(cl, s, Pending, ErrMalformed, "no status")
+	hear(settletest.Fault{Path: "/b", Method: "getBlockHeight", Result: []byte("7")})
+	w.resolved(cl, s, Pending, nil, "a provider that is behind")
+	hear(settletest.Fault{Path: "/b", Drop: true})
+	w.resolved(cl, s, Pending, ErrProvider, "a provider that is down")
+}
+
+func TestPayoutProvidersDisagree(t *testing.T) {
+	w := newWorld(t)
+	cl := w.client(w.mint, "a", "b")
+	s := w.sign(cl, w.alice.Key, 5)
+	if err := cl.Send(context.Background(), s); err != nil {
+		t.Fatal(err)
+	}
+	other := w.paid()
+	w.Advance(1000)
+	w.Fault(settletest.Fault{Path: "/b", Method: "getTransaction", Result: []byte("null")})
+	w.Fault(settletest.Fault{Path: "/b", Method: "getSignatureStatuses", Result: []byte(`{"value":[null]}`)})
+	w.resolved(cl, s, Pending, ErrDisagree, "one says that it expired")
+	if len(w.alarms) == 0 {
+		t.Error("no alarm")
+	}
+	w.ClearFaults()
+	f := w.patched(other.Signature, func(map[string]any) {})
+	f.First, f.Path = s.Signature.String(), "/b"
+	w.Fault(f)
+	w.resolved(cl, s, Pending, ErrSwapped, "one shows another transaction")
+	w.ClearFaults()
+	w.resolved(cl, s, Landed, nil, "both are honest")
+}
+
+func TestPayoutsThatCannotBe(t *testing.T) {
+	w := newWorld(t)
+	cl := w.client(w.mint, "a")
+	good := Payout{To: w.alice.Key, Amount: 1, Memo: "id"}
+	for _, tt := range []struct {
+		name   string
+		vault  ed25519.PrivateKey
+		change func(*Payout)
+		says   string
+	}{
+		{"another's key", w.eve.Private, func(*Payout) {}, "not that of"},
+		{"no key", nil, func(*Payout) {}, "bytes"},
+		{"nothing", w.operator.Private, func(p *Payout) { p.Amount = 0 }, "amount of 0"},
+		{"no memo", w.operator.Private, func(p *Payout) { p.Memo = "" }, "memo"},
+		{"a long memo", w.operator.Private, func(p *Payout) { p.Memo = strings.Repeat("m", 257) }, "257"},
+		{"to the vault", w.operator.Private, func(p *Payout) { p.To = w.operator.Key }, "is the vault"},
+		{"to no wallet", w.operator.Private, func(p *Payout) { p.To = w.mint.ATA(w.alice.Key) }, "no wallet"},
+		{"to a key of small order", w.operator.Private, func(p *Payout) { p.To = settle.Key{1} }, "no wallet"},
+	} {
+		p := good
+		tt.change(&p)
+		_, err := cl.Sign(context.Background(), tt.vault, w.bob.Private, p)
+		if !errors.Is(err, ErrPayout) || !strings.Contains(err.Error(), tt.says) {
+			t.Errorf("%s: %v, want %q", tt.name, err, tt.says)
+		}
+	}
+	w.Fault(settletest.Fault{Method: "getLatestBlockhash", Result: []byte(`{"value":{}}`)})
+	if _, err := cl.Sign(context.Background(), w.operator.Private, w.bob.Private, good); !errors.Is(err, ErrMalformed) {
+		t.Errorf("no blockhash: %v", err)
+	}
+}
