@@ -36,10 +36,10 @@ check: deps ## format, vet, staticcheck, tidy, build without cgo, tests with the
 	go vet -tags nettest ./p2p
 	go vet -tags chaos,soak,sim,sdk,load ./node
 	go vet -tags reflink ./ggml/store
-	go vet -tags svm ./settle/...
+	go vet -tags svm ./settle/... ./node/cashier
 	go run $(STATICCHECK) ./...
 	go run $(STATICCHECK) -tags nettest ./p2p
-	go run $(STATICCHECK) -tags svm ./settle/...
+	go run $(STATICCHECK) -tags svm ./settle/... ./node/cashier
 	go mod tidy -diff
 	CGO_ENABLED=0 go build ./...
 	CGO_ENABLED=0 go vet ./...
@@ -54,7 +54,7 @@ settle-deps: ## fetch the local Solana of the payment tests (Debian: npm; x86-64
 	cd settle/settletest/svm && npm ci --ignore-scripts --no-audit --no-fund
 
 test-settle: settle-deps ## payments and payouts against a local Solana: what is refused, and why
-	go test -tags svm -count=1 -timeout 10m $(GOTESTFLAGS) ./settle/...
+	go test -tags svm -count=1 -timeout 10m $(GOTESTFLAGS) ./settle/... ./node/cashier
 
 test-load: deps ## 200 clients with 2,000 requests, some slow, hung up or malformed, against a daemon
 	go test -tags load -count=1 -timeout 10m -run '^TestLoad$$' -v $(GOTESTFLAGS) ./node

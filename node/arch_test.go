@@ -46,6 +46,7 @@ var imports = map[string][]string{
 	"node/gateway/grammar":  nil,
 	"node/dashboard":        nil,
 	"node/kv":               nil,
+	"node/cashier":          {"node/kv", "settle", "settle/solana"},
 	"node/carry":            {"p2p", "node/gateway", "ggml/gguf"},
 	"node":                  {anyOfOurs},
 	"cmd/kvasird":           {"node"},
@@ -55,6 +56,7 @@ var imports = map[string][]string{
 // testImports is what the tests of a package may import besides.
 var testImports = map[string][]string{
 	"settle/solana": {"settle/settletest"},
+	"node/cashier":  {"settle/settletest"},
 }
 
 // anyOfOurs allows every package of ours except the commands.

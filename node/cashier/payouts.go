@@ -1,0 +1,177 @@
+package cashier
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"kvasird/node/kv"
+	"kvasird/settle"
+	"kvasird/settle/solana"
+)
+
+// Vault signs payouts and says what became of them, as solana.Client does with its keys.
+type Vault interface {
+	Sign(ctx context.Context, p solana.Payout) (solana.Signed, error)
+	Send(ctx context.Context, s solana.Signed) error
+	Resolve(ctx context.Context, s solana.Signed) (solana.Outcome, error)
+}
+
+// Payout is a claim of an owner's balance on its way to a wallet.
+type Payout struct {
+	ID      settle.Hash // of the claim: one claim is paid once
+	Owner   settle.Wallet
+	Amount  settle.Amount
+	Signed  solana.Signed
+	Outcome solana.Outcome
+}
+
+// Refusals of a claim.
+var (
+	ErrOtherClaim = errors.New("the id is of another claim")
+	ErrNothing    = errors.New("a claim of nothing")
+)
+
+const payoutMemo = "kvp1:"
+
+// cut is called between the steps of a payout by tests, which end the process there.
+var cut = func(step string) {}
+
+func payoutKey(id settle.Hash) []byte { return append([]byte{'p'}, id[:]...) }
+
+func openKey(id settle.Hash) []byte { return append([]byte{'o'}, id[:]...) }
+
+// Claim pays an amount of a wallet's balance to that wallet, by a transaction that is
+// written down before it is sent. It does not wait for the chain: Resolve does. The same
+// claim again is the same payout. Errors: ErrOtherClaim, ErrNothing, settle.ErrFunds, and
+// why none can be signed now.
+func (b *Books) Claim(ctx context.Context, v Vault, id settle.Hash, owner settle.Wallet, amount settle.Amount) (Payout, error) {
+	if amount == 0 {
+		return Payout{}, ErrNothing
+	}
+	want := Payout{ID: id, Owner: owner, Amount: amount}
+	old, ok, err := b.Payout(id)
+	if err != nil || ok {
+		return old, errors.Join(err, want.same(old, ok))
+	}
+	if has, err := b.Balance(settle.Account{Kind: settle.Balance, ID: owner}); err != nil || has < amount {
+		return Payout{}, errors.Join(err, fmt.Errorf("%w: %s has %d, %d is claimed", settle.ErrFunds, owner, has, amount))
+	}
+	if want.Signed, err = v.Sign(ctx, solana.Payout{To: owner, Amount: amount, Memo: fmt.Sprintf("%s%x", payoutMemo, id)}); err != nil {
+		return Payout{}, err
+	}
+	cut("signed")
+	kept, mine, err := b.intend(want)
+	if err != nil || !mine {
+		return kept, err
+	}
+	cut("written")
+	if err := v.Send(ctx, kept.Signed); err != nil { // it may have landed all the same
+		return kept, nil
+	}
+	cut("sent")
+	return kept, nil
+}
+
+func (p Payout) same(old Payout, ok bool) error {
+	if ok && (old.Owner != p.Owner || old.Amount != p.Amount) {
+		return fmt.Errorf("%w: %d to %s", ErrOtherClaim, old.Amount, old.Owner)
+	}
+	return nil
+}
+
+// intend writes a payout down, and takes its amount from the balance. mine is false when
+// another call was first, whose transaction is the one to send.
+func (b *Books) intend(want Payout) (kept Payout, mine bool, err error) {
+	err = b.store.Update(func(tx *kv.Tx) error {
+		p := page{tx}
+		ok, err := p.load(payoutKey(want.ID), &kept)
+		if err != nil || ok {
+			return errors.Join(err, want.same(kept, ok))
+		}
+		if err := p.move(settle.ActPayout, want, settle.Balance, settle.Leaving, b.seconds()); err != nil {
+			return err
+		}
+		kept, mine = want, true
+		return errors.Join(p.save(payoutKey(want.ID), want), p.Put(openKey(want.ID), []byte{1}))
+	})
+	return kept, mine && err == nil, err
+}
+
+func (p page) move(a settle.Action, o Payout, from, to settle.Kind, now uint64) error {
+	account := func(k settle.Kind) settle.Account {
+		if k == settle.PaidOut {
+			return settle.Account{Kind: k}
+		}
+		return settle.Account{Kind: k, ID: o.Owner}
+	}
+	e, err := settle.NewEntry(a, o.ID, now, settle.Transfer{From: account(from), To: account(to), Amount: o.Amount})
+	if err == nil {
+		_, err = p.post(e)
+	}
+	return err
+}
+
+// Payout is a claim's payout, if it has one.
+func (b *Books) Payout(id settle.Hash) (p Payout, ok bool, err error) {
+	err = b.store.View(func(tx *kv.Tx) (err error) {
+		ok, err = page{tx}.load(payoutKey(id), &p)
+		return err
+	})
+	return p, ok, err
+}
+
+// Resolve asks the chain about every open payout: what landed is paid, what failed or
+// expired is the owner's balance again, and the rest is sent once more. It returns how
+// many stay open, and what kept it from asking about some. It is called at the start
+// and from time to time.
+func (b *Books) Resolve(ctx context.Context, v Vault) (open int, err error) {
+	var all []Payout
+	err = b.store.View(func(tx *kv.Tx) error {
+		return tx.Each([]byte{'o'}, func(k, _ []byte) error {
+			var p Payout
+			ok, err := page{tx}.load(payoutKey(settle.Hash(k[1:])), &p)
+			if err == nil && !ok {
+				err = fmt.Errorf("%w: no payout %x", ErrBooks, k[1:])
+			}
+			all = append(all, p)
+			return err
+		})
+	})
+	if err != nil {
+		return 0, err
+	}
+	var errs []error
+	for _, p := range all {
+		o, err := v.Resolve(ctx, p.Signed)
+		cut("resolved")
+		switch {
+		case err != nil:
+		case o == solana.Pending:
+			err = v.Send(ctx, p.Signed)
+		default:
+			if err = b.finish(p, o); err == nil {
+				cut("finished")
+				continue
+			}
+		}
+		open++
+		errs = append(errs, err)
+	}
+	return open, errors.Join(errs...)
+}
+
+// finish books what became of a payout.
+func (b *Books) finish(p Payout, o solana.Outcome) error {
+	p.Outcome = o
+	return b.store.Update(func(tx *kv.Tx) error {
+		pg, action, to := page{tx}, settle.ActPayoutDone, settle.PaidOut
+		if o != solana.Landed {
+			action, to = settle.ActPayoutFailed, settle.Balance
+		}
+		if err := pg.move(action, p, settle.Leaving, to, b.seconds()); err != nil {
+			return err
+		}
+		return errors.Join(pg.save(payoutKey(p.ID), p), pg.Delete(openKey(p.ID)))
+	})
+}

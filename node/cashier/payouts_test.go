@@ -1,0 +1,307 @@
+//go:build svm
+
+package cashier
+
+import (
+	"context"
+	"crypto/ed25519"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"kvasird/settle"
+	"kvasird/settle/settletest"
+	"kvasird/settle/solana"
+)
+
+func init() { children["payout"] = payoutChild }
+
+// keyed is a client with the keys of the vault.
+type keyed struct {
+	*solana.Client
+	vault, fee ed25519.PrivateKey
+}
+
+func (k keyed) Sign(ctx context.Context, p solana.Payout) (solana.Signed, error) {
+	return k.Client.Sign(ctx, k.vault, k.fee, p)
+}
+
+// bank is a chain with a vault.
+type bank struct {
+	*settletest.Chain
+	mint     settletest.Mint
+	operator settletest.Wallet
+	genesis  settle.Key
+}
+
+func newBank(t *testing.T, vault settle.Amount) *bank {
+	w := &bank{Chain: settletest.Start(t)}
+	w.operator = w.NewWallet("operator")
+	w.mint = w.NewMint("kvr", settletest.Token)
+	w.mint.Fund(w.operator.Key, vault)
+	result, err := w.Call("getGenesisHash")
+	if err == nil {
+		err = json.Unmarshal(result, &w.genesis)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return w
+}
+
+func vaultAt(url string, genesis, mint settle.Key, operator settletest.Wallet) (Vault, error) {
+	cl, err := solana.New(solana.Config{Providers: []string{url}, Genesis: genesis, Decimals: 6,
+		Vault: solana.Vault{Owner: operator.Key, Mint: mint, Program: settletest.Token}, Timeout: 20 * time.Second})
+	return keyed{cl, operator.Private, operator.Private}, err
+}
+
+func (w *bank) client(t *testing.T) Vault {
+	t.Helper()
+	return must[Vault](t)(vaultAt(w.URL("a"), w.genesis, w.mint.Key, w.operator))
+}
+
+func (w *bank) has(owner settle.Wallet) settle.Amount { return w.Balance(w.mint.ATA(owner)) }
+
+// resolve asks until nothing is open.
+func (w *bank) resolve(t *testing.T, b *Books, v Vault) {
+	t.Helper()
+	for range 20 {
+		if open, err := b.Resolve(t.Context(), v); open == 0 && err == nil {
+			return
+		}
+		w.Advance(40)
+	}
+	t.Fatal("payouts stay open")
+}
+
+func TestClaimPays(t *testing.T) {
+	w, b := newBank(t, 1000), newBooks(t)
+	v, alice, id := w.client(t), settletest.NewWallet("alice").Key, hashOf("claim")
+	deposit(t, b, alice, 700)
+	for range 3 { // again is the same
+		p := must[Payout](t)(b.Claim(t.Context(), v, id, alice, 300))
+		if p.Outcome != solana.Pending {
+			t.Errorf("at once it is %s", p.Outcome)
+		}
+	}
+	b.mustHave(t, settle.Leaving, alice, 300)
+	b.mustHave(t, settle.Balance, alice, 400)
+	w.resolve(t, b, v)
+	b.mustHave(t, settle.PaidOut, settle.Key{}, 300)
+	b.mustHave(t, settle.Leaving, alice, 0)
+	if got := w.has(alice); got != 300 {
+		t.Errorf("%d arrived", got)
+	}
+	if p := must[Payout](t)(b.Claim(t.Context(), v, id, alice, 300)); p.Outcome != solana.Landed {
+		t.Errorf("afterwards it is %s", p.Outcome)
+	}
+	for _, tt := range []struct {
+		id     settle.Hash
+		owner  settle.Wallet
+		amount settle.Amount
+		want   error
+	}{
+		{id, alice, 301, ErrOtherClaim}, {id, keyOf("eve"), 300, ErrOtherClaim}, {hashOf(2), alice, 401, settle.ErrFunds},
+		{hashOf(3), alice, 0, ErrNothing}, {hashOf(4), w.operator.Key, 1, settle.ErrFunds},
+	} {
+		if _, err := b.Claim(t.Context(), v, tt.id, tt.owner, tt.amount); !errors.Is(err, tt.want) {
+			t.Errorf("%d: %v, want %v", tt.amount, err, tt.want)
+		}
+	}
+	b.verified(t)
+	if got := w.has(alice); got != 300 {
+		t.Errorf("%d arrived after refusals", got)
+	}
+}
+
+// TestClaimsAtOnce: of many claims of one balance as many are paid as it has money for.
+func TestClaimsAtOnce(t *testing.T) {
+	w, b := newBank(t, 10_000), newBooks(t)
+	v, alice := w.client(t), settletest.NewWallet("alice").Key
+	deposit(t, b, alice, 350)
+	var paid, refused atomic.Int64
+	var all sync.WaitGroup
+	for i := range 100 {
+		all.Go(func() {
+			switch _, err := b.Claim(t.Context(), v, hashOf("claim", i), alice, 300); {
+			case err == nil:
+				paid.Add(1)
+			case errors.Is(err, settle.ErrFunds):
+				refused.Add(1)
+			default:
+				t.Error(err)
+			}
+		})
+	}
+	for range 3 { // and one claim three times
+		all.Go(func() {
+			if _, err := b.Claim(t.Context(), v, hashOf("same"), alice, 50); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	all.Wait()
+	w.resolve(t, b, v)
+	if paid.Load() != 1 || refused.Load() != 99 || w.has(alice) != 350 {
+		t.Errorf("%d paid, %d refused, %d arrived, want 1, 99, 350", paid.Load(), refused.Load(), w.has(alice))
+	}
+	b.mustHave(t, settle.Balance, alice, 0)
+	b.verified(t)
+}
+
+// TestClaimFails: what the chain will never have is the owner's balance again.
+func TestClaimFails(t *testing.T) {
+	w, b := newBank(t, 100), newBooks(t) // the vault has less than the books say
+	v, alice := w.client(t), settletest.NewWallet("alice").Key
+	deposit(t, b, alice, 300)
+	must[Payout](t)(b.Claim(t.Context(), v, hashOf(1), alice, 300))
+	b.mustHave(t, settle.Balance, alice, 0)
+	if open, err := b.Resolve(t.Context(), v); open != 1 || err == nil {
+		t.Errorf("an empty vault: %d open, %v", open, err)
+	}
+	w.resolve(t, b, v)
+	b.mustHave(t, settle.Balance, alice, 300)
+	b.mustHave(t, settle.PaidOut, settle.Key{}, 0)
+	if p, _, err := b.Payout(hashOf(1)); err != nil || p.Outcome != solana.Expired {
+		t.Errorf("it is %s, %v", p.Outcome, err)
+	}
+	w.mint.Fund(w.operator.Key, 200)
+	must[Payout](t)(b.Claim(t.Context(), v, hashOf(2), alice, 300))
+	w.resolve(t, b, v)
+	if got := w.has(alice); got != 300 {
+		t.Errorf("%d arrived", got)
+	}
+	b.verified(t)
+}
+
+// TestProviderDown: a provider that does not answer decides nothing.
+func TestProviderDown(t *testing.T) {
+	w, b := newBank(t, 1000), newBooks(t)
+	v, alice := w.client(t), settletest.NewWallet("alice").Key
+	deposit(t, b, alice, 300)
+	w.Fault(settletest.Fault{HTTP: &settletest.HTTPFault{Status: 503}})
+	if _, err := b.Claim(t.Context(), v, hashOf(1), alice, 300); err == nil {
+		t.Error("a claim was signed without a chain")
+	}
+	b.mustHave(t, settle.Balance, alice, 300)
+	w.ClearFaults()
+	w.Fault(settletest.Fault{Method: "sendTransaction", HTTP: &settletest.HTTPFault{Status: 503}})
+	must[Payout](t)(b.Claim(t.Context(), v, hashOf(1), alice, 300))
+	w.Fault(settletest.Fault{HTTP: &settletest.HTTPFault{Status: 503}})
+	if open, err := b.Resolve(t.Context(), v); open != 1 || err == nil {
+		t.Errorf("without a chain: %d open, %v", open, err)
+	}
+	b.mustHave(t, settle.Leaving, alice, 300)
+	w.ClearFaults()
+	w.resolve(t, b, v)
+	if got := w.has(alice); got != 300 {
+		t.Errorf("%d arrived", got)
+	}
+}
+
+// payoutChild claims, and asks once what became of it; it is killed at the n-th step
+// that it passes. Its arguments: books, chain, genesis, mint, n.
+func payoutChild(args []string) error {
+	var n int
+	var keys [2]settle.Key
+	for i, text := range args[2:4] {
+		raw, err := hex.DecodeString(text)
+		if err != nil || copy(keys[i][:], raw) != len(keys[i]) {
+			return fmt.Errorf("key %q: %w", text, err)
+		}
+	}
+	if _, err := fmt.Sscan(args[4], &n); err != nil {
+		return err
+	}
+	cut = func(string) {
+		if n--; n < 0 {
+			syscall.Kill(os.Getpid(), syscall.SIGKILL)
+			select {}
+		}
+	}
+	b, err := Open(args[0], slog.New(slog.DiscardHandler), func() time.Time { return time.Unix(testNow, 0) })
+	if err != nil {
+		return err
+	}
+	v, err := vaultAt(args[1], keys[0], keys[1], settletest.NewWallet("operator"))
+	if err != nil {
+		return err
+	}
+	if _, err := b.Claim(context.Background(), v, hashOf("claim"), settletest.NewWallet("alice").Key, 300); err != nil {
+		return err
+	}
+	for {
+		open, err := b.Resolve(context.Background(), v)
+		if open == 0 {
+			return err
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+}
+
+// TestPayoutKilled kills the process at every step of a payout. After a restart it is
+// paid, once.
+func TestPayoutKilled(t *testing.T) {
+	alice := settletest.NewWallet("alice").Key
+	steps := 0
+	for n := 0; ; n++ {
+		w, dir := newBank(t, 1000), filepath.Join(t.TempDir(), "books")
+		b := openBooks(t, dir)
+		deposit(t, b, alice, 700)
+		if err := b.Close(); err != nil {
+			t.Fatal(err)
+		}
+		cmd := exec.Command(os.Args[0], "child", "payout", dir, w.URL("a"), hex.EncodeToString(w.genesis[:]), hex.EncodeToString(w.mint.Key[:]), fmt.Sprint(n))
+		ended := make(chan struct{})
+		go func() { // slots pass, so that the payout becomes final
+			for {
+				select {
+				case <-ended:
+					return
+				case <-time.After(20 * time.Millisecond):
+					w.Advance(5)
+				}
+			}
+		}()
+		out, err := cmd.CombinedOutput()
+		close(ended)
+		var exit *exec.ExitError
+		killed := errors.As(err, &exit) && exit.Sys().(syscall.WaitStatus).Signal() == syscall.SIGKILL
+		if err != nil && !killed {
+			t.Fatalf("step %d: %v\n%s", n, err, out)
+		}
+		b = openBooks(t, dir)
+		v := w.client(t)
+		b.verified(t)
+		w.resolve(t, b, v) // as a start does
+		if n > 0 {         // it was written down: nobody has to ask again
+			b.mustHave(t, settle.PaidOut, settle.Key{}, 300)
+		}
+		must[Payout](t)(b.Claim(t.Context(), v, hashOf("claim"), alice, 300))
+		w.resolve(t, b, v)
+		w.Advance(400)
+		b.mustHave(t, settle.PaidOut, settle.Key{}, 300)
+		b.mustHave(t, settle.Balance, alice, 400)
+		if got := w.has(alice); got != 300 {
+			t.Errorf("killed at step %d: %d arrived", n, got)
+		}
+		b.verified(t)
+		if !killed {
+			break
+		}
+		steps++
+	}
+	if steps < 5 {
+		t.Errorf("the process was killed at %d steps only", steps)
+	}
+}

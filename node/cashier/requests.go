@@ -1,0 +1,213 @@
+package cashier
+
+import (
+	"errors"
+	"fmt"
+
+	"kvasird/node/kv"
+	"kvasird/settle"
+)
+
+// Refusals of a request.
+var (
+	ErrNoQuote = errors.New("there is no such quote: ask for one")
+	ErrUsed    = errors.New("the signature pays another request")
+	ErrSettled = errors.New("the request is settled")
+)
+
+func requestKey(id settle.QuoteID) []byte { return append([]byte{'r'}, id[:]...) }
+
+func signatureKey(s settle.Signature) []byte { return append([]byte{'s'}, s[:]...) }
+
+func bondKey(n settle.Node) []byte { return append([]byte{'b'}, n[:]...) }
+
+// Quote writes a quote down, which is open then. Error: settle.ErrQuote.
+func (b *Books) Quote(q settle.Quote) error {
+	r, err := settle.NewRequest(q)
+	if err != nil {
+		return err
+	}
+	return b.store.Update(func(tx *kv.Tx) error {
+		var old settle.Request
+		if ok, err := (page{tx}).load(requestKey(q.ID), &old); err != nil || ok {
+			return errors.Join(err, fmt.Errorf("%w: %s is taken", settle.ErrQuote, q.ID))
+		}
+		return page{tx}.save(requestKey(q.ID), r)
+	})
+}
+
+// Request is a request as it stands. Error: ErrNoQuote.
+func (b *Books) Request(id settle.QuoteID) (r settle.Request, err error) {
+	err = b.store.View(func(tx *kv.Tx) error { return page{tx}.request(id, &r) })
+	return r, err
+}
+
+func (p page) request(id settle.QuoteID, r *settle.Request) error {
+	ok, err := p.load(requestKey(id), r)
+	if err == nil && !ok {
+		err = fmt.Errorf("%w: %s", ErrNoQuote, id)
+	}
+	return err
+}
+
+// step takes a request to its next record, and books what belongs to that.
+func (b *Books) step(id settle.QuoteID, next func(page, settle.Request) (settle.Request, []settle.Entry, error)) (r settle.Request, err error) {
+	err = b.store.Update(func(tx *kv.Tx) error {
+		p := page{tx}
+		if err := p.request(id, &r); err != nil {
+			return err
+		}
+		var entries []settle.Entry
+		if r, entries, err = next(p, r); err != nil {
+			return err
+		}
+		for _, e := range entries {
+			if _, err := p.post(e); err != nil {
+				return err
+			}
+		}
+		return p.save(requestKey(id), r)
+	})
+	return r, err
+}
+
+// Reserve binds a signature to a request, before the chain is asked about it; lease is
+// until when its caller asks, in Unix seconds. Errors: ErrNoQuote, ErrUsed, those of
+// settle.Request.Reserve.
+func (b *Books) Reserve(id settle.QuoteID, sig settle.Signature, lease uint64) (settle.Request, error) {
+	return b.step(id, func(p page, r settle.Request) (settle.Request, []settle.Entry, error) {
+		v, ok, err := p.Get(signatureKey(sig))
+		if err != nil {
+			return r, nil, err
+		}
+		if ok && settle.QuoteID(v) != id {
+			return r, nil, ErrUsed
+		}
+		if r, err = r.Reserve(sig, b.seconds(), lease); err != nil {
+			return r, nil, err
+		}
+		return r, nil, p.Put(signatureKey(sig), id[:])
+	})
+}
+
+// Refuse opens a request again after the chain's definite no, and lets go of the
+// signature, which may be another request's. Errors: ErrNoQuote, settle.ErrState.
+func (b *Books) Refuse(id settle.QuoteID, reason string) (settle.Request, error) {
+	return b.step(id, func(p page, r settle.Request) (settle.Request, []settle.Entry, error) {
+		sig := r.Signature
+		r, err := r.Refuse(reason)
+		if err != nil {
+			return r, nil, err
+		}
+		return r, nil, p.Delete(signatureKey(sig))
+	})
+}
+
+// Pay books what the chain proved of a reserved request: the request is paid, or all of
+// it is the payer's balance when it came too late or is too little. Errors: ErrNoQuote,
+// settle.ErrKeyReused when the payment was booked for something else, those of
+// settle.Request.Pay.
+func (b *Books) Pay(id settle.QuoteID, proof settle.Payment) (settle.Request, error) {
+	return b.step(id, func(_ page, r settle.Request) (settle.Request, []settle.Entry, error) {
+		if r.State > settle.Reserved && r.Signature == proof.Signature && r.Message == proof.Message {
+			return r, nil, nil // it was booked, whatever became of the request since
+		}
+		paid, err := r.Pay(proof)
+		if errors.Is(err, settle.ErrExpired) || errors.Is(err, settle.ErrTooLittle) {
+			paid, err = r.Late(proof)
+		}
+		if err != nil {
+			return r, nil, err
+		}
+		e, err := settle.PaymentEntry(paid, b.seconds())
+		return paid, []settle.Entry{e}, err
+	})
+}
+
+// Debit pays a request from a prepaid balance. Errors: ErrNoQuote, settle.ErrFunds, those
+// of settle.Request.Debit.
+func (b *Books) Debit(id settle.QuoteID, owner settle.Wallet) (settle.Request, error) {
+	return b.step(id, func(_ page, r settle.Request) (settle.Request, []settle.Entry, error) {
+		r, err := r.Debit(owner, b.seconds())
+		if err != nil {
+			return r, nil, err
+		}
+		e, err := settle.DebitEntry(r, b.seconds())
+		return r, []settle.Entry{e}, err
+	})
+}
+
+// Run starts a paid request in an epoch, for one caller until lease. Errors: ErrNoQuote,
+// those of settle.Request.Run.
+func (b *Books) Run(id settle.QuoteID, lease, epoch uint64) (settle.Request, error) {
+	return b.step(id, func(_ page, r settle.Request) (settle.Request, []settle.Entry, error) {
+		r, err := r.Run(b.seconds(), lease, epoch)
+		return r, nil, err
+	})
+}
+
+// End ends a request that delivered so many tokens, prompt included; failed says why it
+// did not deliver all, or is empty. Errors: ErrNoQuote, those of settle.Request.Finish.
+func (b *Books) End(id settle.QuoteID, tokens uint64, failed string) (settle.Request, error) {
+	return b.step(id, func(_ page, r settle.Request) (settle.Request, []settle.Entry, error) {
+		var err error
+		if failed == "" {
+			r, err = r.Finish(tokens)
+		} else {
+			r, err = r.Fail(tokens, failed)
+		}
+		return r, nil, err
+	})
+}
+
+// Settle divides what a request that ended has in escrow. The request, the bonds and the
+// emission reserve are those of the books, whatever s has. Errors: ErrNoQuote,
+// ErrSettled, those of settle.Params.SettleRequest.
+func (b *Books) Settle(p settle.Params, s settle.Settling) (out settle.Outcome, err error) {
+	_, err = b.step(s.Job.Request.Quote.ID, func(pg page, r settle.Request) (settle.Request, []settle.Entry, error) {
+		_, done, err := pg.Entry(settle.EntryKey{Once: settle.ActSettle, ID: settle.RequestKey(r.Quote.ID)})
+		if err != nil {
+			return r, nil, err
+		}
+		if done {
+			return r, nil, ErrSettled
+		}
+		s.Job.Request, s.Bonds, s.Now, s.Reserve = r, map[settle.Node]settle.Bond{}, b.seconds(), settle.Reserve{}
+		if _, err := pg.load([]byte{'m'}, &s.Reserve); err != nil {
+			return r, nil, err
+		}
+		for _, w := range s.Work {
+			var bond settle.Bond
+			if _, err := pg.load(bondKey(w.Worker), &bond); err != nil {
+				return r, nil, err
+			}
+			s.Bonds[w.Worker] = bond
+		}
+		if out, err = p.SettleRequest(s); err != nil {
+			return r, nil, err
+		}
+		return b.settled(pg, r, out)
+	})
+	return out, err
+}
+
+// settled keeps what a settlement changed beside the ledger.
+func (b *Books) settled(p page, r settle.Request, out settle.Outcome) (settle.Request, []settle.Entry, error) {
+	for _, w := range out.Workers {
+		if err := p.save(bondKey(w.Worker), w.Bond); err != nil {
+			return r, nil, err
+		}
+	}
+	if out.Reserve.Total > 0 {
+		if err := p.save([]byte{'m'}, out.Reserve); err != nil {
+			return r, nil, err
+		}
+	}
+	if r.State == settle.Failed {
+		var err error
+		if r, err = r.Credited(); err != nil {
+			return r, nil, err
+		}
+	}
+	return r, out.Entries, nil
+}
