@@ -115,6 +115,9 @@ func TestReserveRefuses(t *testing.T) {
 			t.Errorf("lowered to %d: %+v, %v", total, got, err)
 		}
 	}
+	if e, err := DefaultParams().Emission(r, 1e6); e != 40 || err != nil {
+		t.Errorf("a fee beyond the reserve emits %d, %v", e, err)
+	}
 	if e, err := DefaultParams().Emission(NewReserve(0), 1e6); e != 0 || err != nil {
 		t.Errorf("no reserve: %d, %v", e, err)
 	}

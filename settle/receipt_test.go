@@ -8,6 +8,8 @@ import (
 	"math/rand/v2"
 	"strings"
 	"testing"
+
+	"filippo.io/edwards25519"
 )
 
 func statement(worker string, seq uint64, lines ...Line) Report {
@@ -154,6 +156,22 @@ func TestWeakKeysAreRefused(t *testing.T) {
 	}
 	if err := CheckKey(keyOf("a")); err != nil {
 		t.Error(err)
+	}
+	// A second way to write a point: y + p below 2²⁵⁵.
+	second := 0
+	for y := byte(2); y < 19; y++ {
+		k := Key(bytes.Repeat([]byte{0xff}, 32))
+		k[0], k[31] = 0xed+y, 0x7f
+		if p, err := new(edwards25519.Point).SetBytes(k[:]); err != nil || new(edwards25519.Point).MultByCofactor(p).Equal(edwards25519.NewIdentityPoint()) == 1 {
+			continue
+		}
+		second++
+		if err := CheckKey(k); !errors.Is(err, ErrWeakKey) {
+			t.Errorf("y = p + %d: %v", y, err)
+		}
+	}
+	if second == 0 {
+		t.Error("no second way was found: this proves nothing")
 	}
 }
 

@@ -47,6 +47,16 @@ func checkSplit(t *testing.T, p Params, escrow Amount, used uint64, payees int, 
 	}
 }
 
+// The roundings, one by one: a fee of 15.15, then 35, 35 and 30 % of it.
+func TestSplitGolden(t *testing.T) {
+	p := DefaultParams()
+	p.InsurancePPM, p.BurnPPM, p.TreasuryPPM = 350_000, 350_000, 300_000
+	s, err := p.Split(110, 101, []Share{Whole / 3, Whole / 3})
+	if err != nil || s.Refund != 9 || s.Fee != 16 || s.Insurance != 5 || s.Burn != 6 || s.Treasury != 5 || s.Pay[0] != 28 || s.Pay[1] != 28 || s.Dust != 29 {
+		t.Errorf("%+v, %v", s, err)
+	}
+}
+
 func TestSplitRefuses(t *testing.T) {
 	p := DefaultParams()
 	for _, tt := range []struct {
