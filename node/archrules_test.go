@@ -39,6 +39,8 @@ func TestArchitectureRefuses(t *testing.T) {
 		{"libp2p value types", "experts/a.go", "github.com/libp2p/go-libp2p/core/peer", ""},
 		{"badger in kv", "node/kv/a.go", "github.com/dgraph-io/badger/v4", ""},
 		{"badger elsewhere", "node/a.go", "github.com/dgraph-io/badger/v4", "only node/kv may import it"},
+		{"local chain in a test", "settle/solana/a_test.go", "kvasird/settle/settletest", ""},
+		{"local chain elsewhere", "settle/solana/a.go", "kvasird/settle/settletest", "does not let settle/solana"},
 		{"solana elsewhere", "settle/a.go", "github.com/gagliardetto/solana-go/rpc", "only settle/solana may import it"},
 	}
 	for _, tt := range tests {

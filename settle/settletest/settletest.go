@@ -20,6 +20,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -49,13 +50,18 @@ const (
 )
 
 // Start starts a chain whose slots advance by Advance only.
-func Start(t TB) *Chain {
+func Start(t TB) *Chain { t.Helper(); return start(t, 0) }
+
+// StartTicking starts a chain that goes on by itself, a slot every so long.
+func StartTicking(t TB, slot time.Duration) *Chain { t.Helper(); return start(t, slot) }
+
+func start(t TB, slot time.Duration) *Chain {
 	t.Helper()
 	dir, err := programDir()
 	if err != nil {
 		t.Fatalf("the local chain: %v", err)
 	}
-	cmd := exec.Command("node", "server.js")
+	cmd := exec.Command("node", "server.js", strconv.FormatInt(slot.Milliseconds(), 10))
 	cmd.Dir = dir
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr

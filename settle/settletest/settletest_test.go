@@ -7,6 +7,7 @@ import (
 	"errors"
 	"strings"
 	"testing"
+	"time"
 
 	"kvasird/settle"
 )
@@ -214,4 +215,14 @@ func TestExtensions(t *testing.T) {
 		t.Errorf("%d arrived", got)
 	}
 	c.NewMint("hidden", Token2022, ConfidentialTransfers(eve.Key))
+}
+
+func TestTicking(t *testing.T) {
+	c := StartTicking(t, 5*time.Millisecond)
+	first := c.Slot()
+	for deadline := time.Now().Add(20 * time.Second); c.Slot() < first+10; time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("the chain stands still")
+		}
+	}
 }

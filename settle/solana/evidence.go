@@ -189,6 +189,11 @@ func (e *evidence) key(i int) (settle.Key, error) {
 	return e.keys[i], nil
 }
 
+// decodedData is the most characters of inner data that are decoded: more than a
+// transfer has (14), since decoding takes the square of the length. Longer data is no
+// transfer, and is compared as it is.
+const decodedData = 64
+
 func (e *evidence) readCalls(inner []innerInstructions) error {
 	for _, in := range e.tx.Message.Instructions {
 		accounts := make([]int, len(in.Accounts))
@@ -205,12 +210,12 @@ func (e *evidence) readCalls(inner []innerInstructions) error {
 			return fmt.Errorf("inner calls of call %d of %d", list.Index, own)
 		}
 		for _, in := range list.Instructions {
-			if len(in.Data) > 16<<10 {
-				return fmt.Errorf("an inner call with data of %d characters", len(in.Data))
-			}
-			data, err := base58.Decode(in.Data)
-			if in.Data != "" && err != nil {
-				return fmt.Errorf("an inner call's data is not base58")
+			data := []byte(in.Data)
+			if len(in.Data) <= decodedData {
+				var err error
+				if data, err = base58.Decode(in.Data); in.Data != "" && err != nil {
+					return fmt.Errorf("an inner call's data is not base58")
+				}
 			}
 			if err := e.addCall(in.ProgramIDIndex, in.Accounts, data, true); err != nil {
 				return err

@@ -34,7 +34,7 @@ func payment(t testing.TB) (Config, Claim, map[string]any) {
 			"preTokenBalances":  []any{balance(1, alice.Key, "100"), balance(2, operator.Key, "0")},
 			"postTokenBalances": []any{balance(1, alice.Key, "0"), balance(2, operator.Key, "100")},
 			"loadedAddresses":   map[string]any{"writable": []any{}, "readonly": []any{}}}}
-	cfg := Config{Vault: Vault{Owner: operator.Key, Mint: mint, Program: m.Program}, Decimals: 6, Timeout: time.Second}
+	cfg := Config{Vault: Vault{Owner: operator.Key, Mint: mint, Program: m.Program}, Decimals: 6, Timeout: 30 * time.Second}
 	return cfg, Claim{Signature: settle.Signature(raw[1:65]), Owner: alice.Key, Amount: 100, Memo: "quote"}, shown
 }
 
