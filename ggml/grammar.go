@@ -74,8 +74,11 @@ func (m *Model) newGrammar(cfg SamplerConfig) (*grammar, error) {
 		}
 		g.longest = max(g.longest, len(trigger))
 	}
-	if strings.IndexByte(cfg.Grammar, 0) >= 0 {
+	switch {
+	case strings.IndexByte(cfg.Grammar, 0) >= 0:
 		return nil, errors.New("the grammar has a zero byte")
+	case C.llama_vocab_type(m.vocab) == C.LLAMA_VOCAB_TYPE_NONE:
+		return nil, errors.New("the model has no vocabulary, which a grammar needs")
 	}
 	text, root := C.CString(cfg.Grammar), C.CString("root")
 	defer C.free(unsafe.Pointer(text))
