@@ -23,7 +23,8 @@ const (
 
 // Check says why a grammar from elsewhere, with the start rule "root", must not be given
 // to llama.cpp, see the package. Of GBNF it reads what this package and toolcall write:
-// neither comments, nor tokens, nor rules of several lines. "" is no grammar, and taken.
+// comments have lines of their own, rules have one, and there are no tokens. "" is no
+// grammar, and taken.
 func Check(gbnf string) error {
 	if gbnf == "" {
 		return nil
@@ -60,7 +61,7 @@ func (r *reader) rule(name string) *rule {
 }
 
 func (r *reader) read() error {
-	for r.s = strings.TrimLeft(r.s, "\n "); r.s != ""; r.s = strings.TrimLeft(r.s, "\n ") {
+	for r.gap(); r.s != ""; r.gap() {
 		name, err := r.name()
 		if err != nil {
 			return err
@@ -80,6 +81,13 @@ func (r *reader) read() error {
 		}
 	}
 	return nil
+}
+
+// gap skips what may lie between rules.
+func (r *reader) gap() {
+	for r.s = strings.TrimLeft(r.s, "\n "); r.take("#"); r.s = strings.TrimLeft(r.s, "\n ") {
+		_, r.s, _ = strings.Cut(r.s, "\n")
+	}
 }
 
 func (r *reader) spaces() { r.s = strings.TrimLeft(r.s, " ") }

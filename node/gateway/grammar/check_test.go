@@ -23,7 +23,7 @@ func TestCheckRefuses(t *testing.T) {
 		{"no rule", "root", "no ::="},
 		{"no name", `::= "a"`, `unexpected "::=`},
 		{"two rules", "root ::= \"a\"\nroot ::= \"b\"", "a second rule root"},
-		{"comment", "root ::= \"a\" # b", `unexpected "# b"`},
+		{"comment behind a rule", "root ::= \"a\" # b", `unexpected "# b"`},
 		{"token", "root ::= <[1]>", `unexpected "<[1]>"`},
 		{"any character", "root ::= .", `unexpected "."`},
 		{"open group", `root ::= ("a"`, "no ) behind"},
@@ -87,7 +87,7 @@ func TestCheckTakes(t *testing.T) {
 	if taken < 100 {
 		t.Errorf("%d grammars", taken)
 	}
-	for _, gbnf := range []string{"", AnyJSON(), "\n\nroot ::= \"a-]\\x41\\u00e9\\U0001f600\\n\" | [^\\]\\-a-z0]{2,} ( \"a\" | ) b?  \n b ::= [x]+"} {
+	for _, gbnf := range []string{"", AnyJSON(), "# a comment\n\n # two\nroot ::= \"a-]\\x41\\u00e9\\U0001f600\\n\" | [^\\]\\-a-z0]{2,} ( \"a\" | ) b?  \n b ::= [x]+\n#"} {
 		if err := Check(gbnf); err != nil {
 			t.Errorf("%s: %v", gbnf, err)
 		}
