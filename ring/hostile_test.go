@@ -247,7 +247,7 @@ var hostileFrames = []struct {
 	{"tokens for a middle stage", CodeUnknown, "tokens for a session", func(s *script) {
 		s.greet(hostileMiddle)
 		s.openMiddle(hostileLone)
-		s.send(frameTokens, 77, putTokens(nil, tokens{2, 0, running, []int32{1}}))
+		s.send(frameTokens, 77, putTokens(nil, tokens{2, 0, running, []int32{1}, nil}))
 	}},
 	{"a successor that is not there", CodeLost, "no way from s1 to elsewhere", func(s *script) { s.greet(hostileMiddle); s.openMiddle(hostileLone) }},
 }
@@ -311,10 +311,13 @@ func TestHostileSuccessor(t *testing.T) {
 		answer     func(s *script, id uint64, o *opening)
 	}{
 		{"tokens with a gap", "tokens at 9", func(s *script, id uint64, o *opening) {
-			s.send(frameTokens, id, putTokens(nil, tokens{o.Epoch, 9, running, []int32{1}}))
+			s.send(frameTokens, id, putTokens(nil, tokens{o.Epoch, 9, running, []int32{1}, nil}))
 		}},
 		{"too many tokens", "of 13", func(s *script, id uint64, o *opening) {
-			s.send(frameTokens, id, putTokens(nil, tokens{o.Epoch, 3, running, make([]int32, 11)}))
+			s.send(frameTokens, id, putTokens(nil, tokens{o.Epoch, 3, running, make([]int32, 11), nil}))
+		}},
+		{"log-probabilities that were not asked for", "log-probabilities: true, asked for: false", func(s *script, id uint64, o *opening) {
+			s.send(frameTokens, id, putTokens(nil, tokens{o.Epoch, 3, running, []int32{1}, make([]Prob, 1)}))
 		}},
 		{"rows for an entry", "frame of type 5", func(s *script, id uint64, o *opening) { s.send(frameRows, 0, someRows(segment{id, 1, 0, 1})) }},
 		{"resume that is none", "resume of", func(s *script, id uint64, o *opening) { s.send(frameResume, id, []byte{1}) }},
