@@ -8,6 +8,7 @@ import (
 	"slices"
 	"testing"
 
+	"kvasird/node/gateway"
 	"kvasird/ring"
 )
 
@@ -109,5 +110,20 @@ func (r *localRing) sameLikely(a answered) {
 	}
 	if n != len(a.want) {
 		r.t.Errorf("%d tokens, want %d", n, len(a.want))
+	}
+}
+
+// TestGrammarsOfPeers: what llama.cpp could not walk comes neither to a stage's sampler
+// nor to the engine, whoever asks.
+func TestGrammarsOfPeers(t *testing.T) {
+	for _, gbnf := range []string{
+		"root ::= root \"a\" | \"b\"", "root ::= e root \"a\" | \"b\"\ne ::= f\nf ::= \"\"", "root ::= (\"a\"?)*", "root ::= a",
+	} {
+		if _, err := (&stageCompute{}).NewSampler(ring.Sampling{Grammar: gbnf}); err == nil {
+			t.Errorf("a stage takes %q", gbnf)
+		}
+		if _, err := (ownAnswers{}).Start(t.Context(), gateway.Request{Prompt: []int32{1}}, gateway.Extra{Grammar: gbnf}); err == nil {
+			t.Errorf("an engine takes %q", gbnf)
+		}
 	}
 }

@@ -421,3 +421,22 @@ func TestAdmit(t *testing.T) {
 	f.free()
 	f.close(e)
 }
+
+// An entry that sends log-probabilities, which only stages draw, is refused by the first stage.
+func TestHostileEntry(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t)
+		chain := f.ring(2)
+		s := f.dial(t, chain[0].Peer)
+		s.greet(chain[0].Layers)
+		o := opening{Epoch: 1, Key: make([]byte, keySize), Prompt: 2, Most: 3, Known: 2, Sampling: Sampling{Logprobs: true}}
+		o.setChain(chain)
+		s.send(frameOpen, 77, encodeControl(o))
+		s.expect(frameResume)
+		s.send(frameTokens, 77, putTokens(nil, tokens{1, 0, running, []int32{1, 2}, make([]Prob, 2)}))
+		s.refused(CodeProtocol, "log-probabilities: true, asked for: false")
+		s.conn.Close()
+		f.free()
+		f.close()
+	})
+}
