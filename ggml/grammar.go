@@ -11,6 +11,7 @@ import "C"
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"math"
 	"slices"
 	"strings"
@@ -33,6 +34,8 @@ type grammar struct {
 	longest  int        // bytes of one
 	shown    bool       // control tokens have text in the answer
 	tail     []tailPart // the end of the answer, in which a trigger may have begun
+
+	answer []Token // that reach moved on by
 }
 
 // tailPart is what of a token lies in the tail.
@@ -71,8 +74,11 @@ func (m *Model) newGrammar(cfg SamplerConfig) (*grammar, error) {
 		}
 		g.longest = max(g.longest, len(trigger))
 	}
-	if strings.IndexByte(cfg.Grammar, 0) >= 0 {
+	switch {
+	case strings.IndexByte(cfg.Grammar, 0) >= 0:
 		return nil, errors.New("the grammar has a zero byte")
+	case C.llama_vocab_type(m.vocab) == C.LLAMA_VOCAB_TYPE_NONE:
+		return nil, errors.New("the model has no vocabulary, which a grammar needs")
 	}
 	text, root := C.CString(cfg.Grammar), C.CString("root")
 	defer C.free(unsafe.Pointer(text))
@@ -113,6 +119,39 @@ func (g *grammar) mask(all *candidates) (left bool) {
 	}
 	C.llama_sampler_apply(g.c, all.array)
 	return slices.ContainsFunc(data, possible)
+}
+
+// hold has a token chosen that the grammar takes. The choice among all tokens is
+// tested first; only when it is refused, all of them are.
+func (g *grammar) hold(choose func(masked bool) (Token, error)) (Token, error) {
+	t, err := choose(false)
+	if err != nil || g.takes(t) {
+		return t, err
+	}
+	return choose(true)
+}
+
+// reach moves to the end of an answer, which may be one from elsewhere.
+func (g *grammar) reach(answer []Token) error {
+	n := len(g.answer)
+	if n > len(answer) || !slices.Equal(g.answer, answer[:n]) {
+		C.llama_sampler_reset(g.c)
+		g.holds, g.tail, g.answer, n = len(g.triggers) == 0, nil, g.answer[:0], 0
+	}
+	for _, t := range answer[n:] {
+		switch {
+		case !g.model.valid(t):
+			return fmt.Errorf("the answer so far has token %d of a vocabulary of %d", t, g.model.VocabSize())
+		case !g.holds:
+			g.watch(t)
+		case !g.takes(t):
+			return errors.New("the answer so far is not in the grammar")
+		default:
+			g.accept(t)
+		}
+		g.answer = append(g.answer, t)
+	}
+	return nil
 }
 
 // accept moves on by a token that it takes.

@@ -18,6 +18,7 @@ import (
 // gives the same token. It is used by one goroutine at a time.
 type PositionSampler struct {
 	chain   *C.struct_llama_sampler // without the draw
+	grammar *grammar                // nil: the answer is free
 	tokens  *candidates
 	seed    uint64
 	greedy  bool
@@ -25,17 +26,20 @@ type PositionSampler struct {
 	release func() bool
 }
 
-// NewPositionSampler builds the same chain as NewSampler. A grammar, whose state is
-// that of one sequence, is refused.
+// NewPositionSampler builds the same chain as NewSampler.
 func (m *Model) NewPositionSampler(cfg SamplerConfig) (*PositionSampler, error) {
-	if cfg.Grammar != "" {
-		return nil, errors.New("a grammar cannot be combined with draws by position")
-	}
 	chain, err := m.newChain(cfg)
 	if err != nil {
 		return nil, err
 	}
-	s := &PositionSampler{chain: chain, tokens: newCandidates(m.VocabSize()), seed: uint64(cfg.Seed), greedy: cfg.Temperature <= 0}
+	s := &PositionSampler{chain: chain, seed: uint64(cfg.Seed), greedy: cfg.Temperature <= 0}
+	if cfg.Grammar != "" {
+		if s.grammar, err = m.newGrammar(cfg); err != nil {
+			C.llama_sampler_free(chain)
+			return nil, err
+		}
+	}
+	s.tokens = newCandidates(m.VocabSize())
 	if cfg.penalises() {
 		s.last = cfg.penaltyLast()
 	}
@@ -44,10 +48,29 @@ func (m *Model) NewPositionSampler(cfg SamplerConfig) (*PositionSampler, error) 
 }
 
 // Sample draws from the logits of the i-th entry of c's last batch, which must have
-// been added with output. history is the answer before it, for the penalties.
+// been added with output. history is the answer before it, all of it where there is a
+// grammar or are penalties. The error is ErrNoToken, or says what is wrong with the
+// logits or the history.
 func (s *PositionSampler) Sample(c *Context, i, pos int, history []Token) (Token, error) {
+	choose := func(masked bool) (Token, error) { return s.choose(c, i, pos, history, masked) }
+	if s.grammar == nil {
+		return choose(false)
+	}
+	if err := s.grammar.reach(history); err != nil {
+		return 0, err
+	}
+	if !s.grammar.holds {
+		return choose(false)
+	}
+	return s.grammar.hold(choose)
+}
+
+func (s *PositionSampler) choose(c *Context, i, pos int, history []Token, masked bool) (Token, error) {
 	if err := s.tokens.fill(c, i); err != nil {
 		return 0, err
+	}
+	if masked && !s.grammar.mask(s.tokens) {
+		return 0, ErrNoToken
 	}
 	if s.last > 0 {
 		C.llama_sampler_reset(s.chain)
@@ -63,7 +86,11 @@ func (s *PositionSampler) Sample(c *Context, i, pos int, history []Token) (Token
 		}
 		return t, nil
 	}
-	return draw(s.tokens.left(), uniform(s.seed, pos))
+	seed := s.seed
+	if masked { // what the first draw was refused for must not decide this one
+		seed = ^seed
+	}
+	return draw(s.tokens.left(), uniform(seed, pos))
 }
 
 // draw picks the candidate in whose share of the whole u falls, for u in [0, 1).
@@ -79,13 +106,16 @@ func draw(left []C.llama_token_data, u float64) (Token, error) {
 	if !(sum > 0) || math.IsInf(top, 0) {
 		return 0, errors.New("no token can be drawn: the logits are not numbers")
 	}
-	rest := u * sum
+	rest, last := u*sum, Token(0)
 	for _, c := range left {
+		if possible(c) {
+			last = Token(c.id)
+		}
 		if rest -= math.Exp(float64(c.logit) - top); rest < 0 {
 			return Token(c.id), nil
 		}
 	}
-	return Token(left[len(left)-1].id), nil // the sum was rounded
+	return last, nil // the sum was rounded
 }
 
 // uniform is a number in [0, 1) of a seed and a position.
@@ -95,8 +125,12 @@ func uniform(seed uint64, pos int) float64 {
 
 // Close frees the chain. It may be called again.
 func (s *PositionSampler) Close() {
-	if s.release() {
-		C.llama_sampler_free(s.chain)
-		s.tokens.free()
+	if !s.release() {
+		return
+	}
+	C.llama_sampler_free(s.chain)
+	s.tokens.free()
+	if s.grammar != nil {
+		s.grammar.free()
 	}
 }

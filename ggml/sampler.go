@@ -107,23 +107,13 @@ func (s *Sampler) Sample(c *Context, i int) (Token, error) {
 		s.grammar.watch(t)
 		return t, nil
 	}
-	t, err := s.draw(c, i)
+	t, err := s.grammar.hold(func(masked bool) (Token, error) { return s.choose(c, i, masked) })
 	if err != nil {
 		return 0, err
 	}
 	C.llama_sampler_accept(s.c, C.llama_token(t))
 	s.grammar.accept(t)
 	return t, nil
-}
-
-// draw draws a token that the grammar takes. The chain's choice is tested first;
-// only when it is refused, all tokens are, and the chain chooses among the rest.
-func (s *Sampler) draw(c *Context, i int) (Token, error) {
-	t, err := s.choose(c, i, false)
-	if err != nil || s.grammar.takes(t) {
-		return t, err
-	}
-	return s.choose(c, i, true)
 }
 
 func (s *Sampler) choose(c *Context, i int, masked bool) (Token, error) {

@@ -17,14 +17,19 @@ import (
 
 // answerer answers for a model, whoever computes it.
 type answerer interface {
+	gateway.ExtraEngine
 	gateway.Engine
-	// generate is Start for those who want the tokens' ids too.
-	generate(ctx context.Context, req engine.Request) (generation, error)
+	// generate is StartExtra for those who want the tokens' ids too.
+	generate(ctx context.Context, req engine.Request, extra engine.Extra) (generation, error)
 }
+
+// allAbilities are those of every answerer.
+var allAbilities = gateway.Abilities{Grammar: true, Special: true, Logprobs: true}
 
 // generation is a gateway.Stream with the tokens' ids.
 type generation interface {
 	gateway.Stream
+	gateway.ProbStream
 	NextToken(ctx context.Context) (ggml.Token, []byte, error)
 }
 
@@ -109,34 +114,35 @@ func (a *answers) find(name string) (string, answerer, error) {
 	return "", nil, &api.Error{Code: api.CodeNotFound, Message: fmt.Sprintf("no model %q is answered for here%s", name, Suggest(name, names))}
 }
 
-// startStream is Start of every answerer.
-func startStream(ctx context.Context, a answerer, req gateway.Request) (gateway.Stream, error) {
-	g, err := a.generate(ctx, engine.Request(req))
+// startExtra is StartExtra of every answerer.
+func startExtra(ctx context.Context, a answerer, req gateway.Request, extra gateway.Extra) (gateway.Stream, error) {
+	g, err := a.generate(ctx, engine.Request(req), engine.Extra(extra))
 	if err != nil {
-		return nil, err
+		return nil, err // not a nil generation in another interface
 	}
 	return g, nil
 }
 
-// startExtra is StartExtra of an engine in this process.
-func startExtra(ctx context.Context, e *engine.Engine, req gateway.Request, extra gateway.Extra) (gateway.Stream, error) {
-	g, err := e.StartExtra(ctx, engine.Request(req), engine.Extra(extra))
-	if err != nil {
-		return nil, err
-	}
-	if extra.Logprobs {
-		return probStream{g}, nil
-	}
-	return g, nil
-}
+// ownStream is a generation with log-probabilities as the gateway knows them.
+type ownStream struct{ *engine.Generation }
 
-// probStream is a generation with log-probabilities as the gateway knows them.
-type probStream struct{ *engine.Generation }
-
-func (s probStream) Prob() (chosen gateway.TokenProb, top []gateway.TokenProb) {
+func (s ownStream) Prob() (chosen gateway.TokenProb, top []gateway.TokenProb) {
 	c, list := s.Generation.Prob()
 	for _, p := range list {
 		top = append(top, gateway.TokenProb(p))
 	}
 	return gateway.TokenProb(c), top
+}
+
+// probOf is a token that another node was told the likelihood of.
+func probOf(vocab *ggml.Model, t int32, logprob float32) gateway.TokenProb {
+	return gateway.TokenProb{ID: t, Bytes: vocab.Piece(ggml.Token(t), false), Logprob: logprob}
+}
+
+// pieceOf is the text of a token of an answer.
+func pieceOf(vocab *ggml.Model, t ggml.Token, special bool) []byte {
+	if vocab.IsEOG(t) {
+		return nil
+	}
+	return vocab.Piece(t, special)
 }

@@ -28,7 +28,7 @@ func (n *Node) Ask(ctx context.Context, req api.AskRequest, emit func(api.AskEve
 	defer cancel() // frees the sequence when emit fails or a stop string came
 	g, err := model.generate(ctx, engine.Request{
 		Prompt: prompt, MaxTokens: req.MaxTokens, Temperature: req.Temperature, TopP: req.TopP, Seed: req.Seed,
-	})
+	}, engine.Extra{})
 	if err != nil {
 		return api.AskDone{}, askError(err)
 	}

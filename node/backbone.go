@@ -331,24 +331,21 @@ func (d engineDoor) Ready() error { return d.node.Ready() }
 func (d engineDoor) Tokenize(prompt string) ([]int32, error) { return d.engine.Tokenize(prompt) }
 
 func (d engineDoor) Start(ctx context.Context, req gateway.Request) (gateway.Stream, error) {
-	return startStream(ctx, d, req)
+	return startExtra(ctx, d, req, gateway.Extra{})
 }
 
-// Abilities: an engine in this process holds to a grammar and reports what it drew.
-func (d engineDoor) Abilities() gateway.Abilities {
-	return gateway.Abilities{Grammar: true, Special: true, Logprobs: true}
-}
+func (d engineDoor) Abilities() gateway.Abilities { return allAbilities }
 
 func (d engineDoor) StartExtra(ctx context.Context, req gateway.Request, extra gateway.Extra) (gateway.Stream, error) {
-	return startExtra(ctx, d.engine, req, extra)
+	return startExtra(ctx, d, req, extra)
 }
 
-func (d engineDoor) generate(ctx context.Context, req engine.Request) (generation, error) {
-	g, err := d.engine.Start(ctx, req)
+func (b *backbone) generate(ctx context.Context, req engine.Request, extra engine.Extra) (generation, error) {
+	g, err := b.engine.StartExtra(ctx, req, extra)
 	if err != nil {
-		return nil, err // not a nil *Generation in an interface
+		return nil, err
 	}
-	return g, nil
+	return ownStream{g}, nil
 }
 
 // holdersOf lists the ready peers that serve experts of a model: what they

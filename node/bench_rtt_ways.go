@@ -43,8 +43,11 @@ func (w *wholeModel) run(ctx context.Context, texts []*rttText, n int) (answers 
 		if err := w.Decode(ctx, &b); err != nil {
 			return nil, 0, err
 		}
-		token, _ := samplers[i].Sample(b.Len()-1, len(t.prompt), nil)
-		answers[i] = append(answers[i], token)
+		next, err := samplers[i].Sample(b.Len()-1, len(t.prompt), nil)
+		if err != nil {
+			return nil, 0, err
+		}
+		answers[i] = append(answers[i], next.Token)
 	}
 	start := time.Now()
 	for len(answers[0]) < n {
@@ -56,8 +59,11 @@ func (w *wholeModel) run(ctx context.Context, texts []*rttText, n int) (answers 
 			return nil, 0, err
 		}
 		for i, a := range answers {
-			token, _ := samplers[i].Sample(i, len(texts[i].prompt)+len(a), a)
-			answers[i] = append(a, token)
+			next, err := samplers[i].Sample(i, len(texts[i].prompt)+len(a), a)
+			if err != nil {
+				return nil, 0, err
+			}
+			answers[i] = append(a, next.Token)
 		}
 	}
 	return answers, float64((n-1)*len(texts)) / time.Since(start).Seconds(), nil

@@ -14,6 +14,7 @@ import (
 	"kvasird/node/carry"
 	"kvasird/node/engine"
 	"kvasird/node/gateway"
+	"kvasird/node/gateway/grammar"
 	"kvasird/p2p"
 )
 
@@ -53,28 +54,23 @@ type ownAnswers struct {
 
 func (o ownAnswers) Context() int { return o.engine.Context() }
 
-func (o ownAnswers) Start(ctx context.Context, req gateway.Request) (carry.Tokens, error) {
-	g, err := o.engine.Start(ctx, engine.Request(req))
+func (o ownAnswers) Start(ctx context.Context, req gateway.Request, extra gateway.Extra) (carry.Tokens, error) {
+	if err := grammar.Check(extra.Grammar); err != nil {
+		return nil, err
+	}
+	g, err := o.engine.StartExtra(ctx, engine.Request(req), engine.Extra(extra))
 	if err != nil {
 		return nil, err
 	}
-	return ownTokens{g}, nil
+	return ownTokens{ownStream{g}}, nil
 }
 
 // ownTokens is a generation without its bytes, which the entry makes.
-type ownTokens struct{ generation }
+type ownTokens struct{ ownStream }
 
 func (t ownTokens) Next(ctx context.Context) (int32, error) {
 	token, _, err := t.NextToken(ctx)
 	return int32(token), err
-}
-
-// Cached makes ownTokens a carry.Tokens.
-func (t ownTokens) Cached() int {
-	if c, ok := t.generation.(gateway.CachedStream); ok {
-		return c.Cached()
-	}
-	return 0
 }
 
 // pace is how long a token takes, measured between two looks.
@@ -161,18 +157,19 @@ func (n *Node) dialCarried(ctx context.Context, name string) (carry.Conn, error)
 }
 
 // carried has another node answer.
-func (m *ringModel) carried(ctx context.Context, req engine.Request) (generation, error) {
-	a, err := m.far.Start(ctx, gateway.Request(req))
+func (m *ringModel) carried(ctx context.Context, req engine.Request, extra engine.Extra) (generation, error) {
+	a, err := m.far.Start(ctx, gateway.Request(req), gateway.Extra(extra))
 	if err != nil {
 		return nil, err
 	}
-	return &farAnswer{a, m.vocab}, nil
+	return &farAnswer{a, m.vocab, extra}, nil
 }
 
 // farAnswer is the answer of another node as a generation.
 type farAnswer struct {
 	*carry.Answer
 	vocab *ggml.Model
+	extra engine.Extra
 }
 
 // NextToken returns one token.
@@ -181,7 +178,7 @@ func (a *farAnswer) NextToken(ctx context.Context) (ggml.Token, []byte, error) {
 	if err != nil {
 		return 0, nil, err
 	}
-	return ggml.Token(t), pieceOf(a.vocab, ggml.Token(t)), nil
+	return ggml.Token(t), pieceOf(a.vocab, ggml.Token(t), a.extra.Special), nil
 }
 
 // Next makes farAnswer a gateway.Stream.
@@ -190,10 +187,14 @@ func (a *farAnswer) Next(ctx context.Context) ([]byte, error) {
 	return bytes, err
 }
 
-// pieceOf is the text of a token of an answer.
-func pieceOf(vocab *ggml.Model, t ggml.Token) []byte {
-	if vocab.IsEOG(t) {
-		return nil
+// Prob makes farAnswer a gateway.ProbStream.
+func (a *farAnswer) Prob() (chosen gateway.TokenProb, top []gateway.TokenProb) {
+	if !a.extra.Logprobs {
+		return chosen, nil
 	}
-	return vocab.Piece(t, false)
+	chosen, list := a.Answer.Prob()
+	for _, p := range list {
+		top = append(top, probOf(a.vocab, p.ID, p.Logprob))
+	}
+	return probOf(a.vocab, chosen.ID, chosen.Logprob), top
 }

@@ -157,10 +157,16 @@ func endings(unwanted string) map[string]float64 {
 	return bias
 }
 
-// TestForms: a running node holds its answers to a schema, to JSON and to calls, the
-// streamed as the others.
+// TestForms: a running node holds its answers to forms.
 func TestForms(t *testing.T) {
 	s := newCalling(t)
+	s.forms(t)
+	t.Run("logprobs", s.logprobs)
+	t.Run("schemas", s.schemas)
+}
+
+// forms: answers are held to a schema, to JSON and to calls, the streamed as the others.
+func (s *swarm) forms(t *testing.T) {
 	const city = `{"type":"object","properties":{"city":{"enum":["Oslo","Rome"]},"days":{"type":"integer","minimum":1,"maximum":9}},
 		"required":["city","days"],"additionalProperties":false}`
 	tool := func(name string) map[string]any {
@@ -213,8 +219,6 @@ func TestForms(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), "status 400") || !strings.Contains(err.Error(), "not is not supported") {
 		t.Errorf("a keyword that cannot be held to: %v", err)
 	}
-	t.Run("logprobs", s.logprobs)
-	t.Run("schemas", s.schemas)
 }
 
 // check holds a complete answer to a schema, or its calls.

@@ -27,13 +27,19 @@ const joinTime = 4 * time.Minute
 func newJoining(t *testing.T, opts NewNetwork, args ...string) (n *network, at string) {
 	t.Helper()
 	n = newNetwork(t, opts)
+	return n, n.begin(args...)
+}
+
+// begin starts the node that has the whole model.
+func (n *network) begin(args ...string) (at string) {
+	n.t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), joinTime)
-	t.Cleanup(cancel)
+	n.t.Cleanup(cancel)
 	n.ctx = ctx
 	n.backbone = n.join("backbone", append([]string{"--model", n.whole, "--wait", "60"}, args...)...)
 	st := n.sees(n.backbone, func(*api.Status) bool { return true })
 	n.http = st.HTTP
-	return n, localAddr(st)
+	return localAddr(st)
 }
 
 // sees waits until the status of a node is good.

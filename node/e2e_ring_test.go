@@ -15,11 +15,17 @@ import (
 func newRinged(t *testing.T, names ...string) (n *network, stages []*child) {
 	t.Helper()
 	n, at := newJoining(t, NewNetwork{Replicas: 1}, "--experts", "here")
+	return n, n.ring(at, names, "--memory", "14MB", "--context", "1024")
+}
+
+// ring starts stages of the backbone's model.
+func (n *network) ring(at string, names []string, args ...string) (stages []*child) {
+	n.t.Helper()
 	id := n.sees(n.backbone, serving).Model.ID
 	for _, name := range names {
-		stages = append(stages, n.join(name, "--peer", at, "--model", id, "--memory", "14MB", "--context", "1024"))
+		stages = append(stages, n.join(name, append([]string{"--peer", at, "--model", id}, args...)...))
 	}
-	return n, stages
+	return stages
 }
 
 // TestRingFormsItself: three nodes that know a model's id alone, none of which can

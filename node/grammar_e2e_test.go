@@ -28,7 +28,7 @@ type speaker struct {
 	bias  map[ggml.Token]float32
 }
 
-func newSpeaker(t *testing.T) *speaker {
+func newSpeaker(t testing.TB) *speaker {
 	t.Helper()
 	path, err := tiny.Write(t.TempDir())
 	if err != nil {
@@ -178,6 +178,9 @@ func TestAnyJSONHolds(t *testing.T) {
 // likeliest, so that another one comes only where the grammar forbids it.
 func (s *speaker) follow(t *testing.T, gbnf, text string, triggers ...string) bool {
 	t.Helper()
+	if err := grammar.Check(gbnf); err != nil {
+		t.Fatalf("%v:\n%s", err, gbnf)
+	}
 	sampler, err := s.model.NewSampler(ggml.SamplerConfig{Grammar: gbnf, Triggers: triggers})
 	if err != nil {
 		t.Fatalf("%v:\n%s", err, gbnf)
@@ -337,5 +340,45 @@ func TestAnswersAfterReasoning(t *testing.T) {
 		if got := s.follow(t, gbnf, tt.text); got != tt.want {
 			t.Errorf("%s, inside %v: follow(%q) = %v with\n%s", tt.f, tt.inside, tt.text, got, gbnf)
 		}
+	}
+}
+
+// FuzzGrammar: what Check takes, llama.cpp walks without harm.
+func FuzzGrammar(f *testing.F) {
+	s := newSpeaker(f)
+	for _, gbnf := range []string{
+		grammar.AnyJSON(), "root ::= \"a\" (b | [^a-z]{2,3})*\nb ::= \"\\x41\"", "root ::= e \"a\" | [b] root\ne ::= f\nf ::= \"\"",
+	} {
+		f.Add(gbnf)
+	}
+	f.Fuzz(func(t *testing.T, gbnf string) {
+		if len(gbnf) < 200 && gbnf != "" && grammar.Check(gbnf) == nil {
+			s.some(t, gbnf)
+		}
+	})
+}
+
+// some lets the model write some tokens under a grammar, or none where llama.cpp cannot
+// parse it.
+func (s *speaker) some(t *testing.T, gbnf string) {
+	sampler, err := s.model.NewPositionSampler(ggml.SamplerConfig{Temperature: 1, Grammar: gbnf})
+	if err != nil {
+		return
+	}
+	defer sampler.Close()
+	s.c.SeqRemove(0, 0, -1)
+	b := ggml.NewBatch(1)
+	token := s.model.EOS()
+	var answer []ggml.Token
+	for pos := range 8 {
+		b.Reset()
+		b.Add(token, pos, 0, true)
+		if err := s.c.Decode(context.Background(), b); err != nil {
+			t.Fatal(err)
+		}
+		if token, err = sampler.Sample(s.c, 0, pos+1, answer); err != nil || s.model.IsEOG(token) {
+			return
+		}
+		answer = append(answer, token)
 	}
 }

@@ -69,10 +69,9 @@ func openLocal(t *testing.T, rt *ggml.Runtime, path string, off float32) *localM
 // answer is what the whole model answers.
 func (m *localModel) answer(req ring.Request) []int32 {
 	m.t.Helper()
-	g, err := m.eng.Start(m.t.Context(), engine.Request{
-		Prompt: req.Tokens, MaxTokens: req.MaxTokens, Temperature: req.Sampling.Temperature, Seed: req.Sampling.Seed,
-		TopP: 1, RepeatPenalty: 1, LogitBias: req.Sampling.LogitBias,
-	})
+	ask, extra := requestOf(req.Sampling)
+	ask.Prompt, ask.MaxTokens = req.Tokens, req.MaxTokens
+	g, err := m.eng.StartExtra(m.t.Context(), ask, extra)
 	if err != nil {
 		m.t.Fatal(err)
 	}
@@ -102,10 +101,10 @@ func (m *localModel) draws(s ring.Sampling) (list []*ggml.PositionSampler) {
 				bias[ggml.Token(t)] += (2*rng.Float32() - 1) * m.off
 			}
 		}
-		p, err := m.model.NewPositionSampler(ggml.SamplerConfig{
-			Temperature: s.Temperature, TopK: s.TopK, TopP: s.TopP, Seed: s.Seed,
-			RepeatPenalty: s.RepeatPenalty, PenaltyLast: penaltyLast, LogitBias: bias,
-		})
+		req, extra := requestOf(s)
+		cfg := engine.SamplerConfig(&req, &extra)
+		cfg.LogitBias = bias
+		p, err := m.model.NewPositionSampler(cfg)
 		if err != nil {
 			m.t.Fatal(err)
 		}

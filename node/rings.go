@@ -5,9 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
-	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -367,15 +365,22 @@ func (m *ringModel) answered() bool { return len(m.rings.servers(m.id, time.Now(
 func (m *ringModel) Tokenize(prompt string) ([]int32, error) { return engine.Tokenize(m.vocab, prompt) }
 
 func (m *ringModel) Start(ctx context.Context, req gateway.Request) (gateway.Stream, error) {
-	return startStream(ctx, m, req)
+	return startExtra(ctx, m, req, gateway.Extra{})
+}
+
+// Abilities: stages and other nodes serve the same wishes as an engine here.
+func (m *ringModel) Abilities() gateway.Abilities { return allAbilities }
+
+func (m *ringModel) StartExtra(ctx context.Context, req gateway.Request, extra gateway.Extra) (gateway.Stream, error) {
+	return startExtra(ctx, m, req, extra)
 }
 
 // generate has the ring answer, or another node where the ring does not.
-func (m *ringModel) generate(ctx context.Context, req engine.Request) (generation, error) {
+func (m *ringModel) generate(ctx context.Context, req engine.Request, extra engine.Extra) (generation, error) {
 	err := m.settled(ctx)
 	if err != nil {
 		err = alone(err)
-	} else if g, failed := m.around(ctx, req); failed == nil {
+	} else if g, failed := m.around(ctx, req, extra); failed == nil {
 		return g, nil
 	} else {
 		err = failed
@@ -383,11 +388,11 @@ func (m *ringModel) generate(ctx context.Context, req engine.Request) (generatio
 	if ctx.Err() != nil || !m.answered() {
 		return nil, err
 	}
-	return m.carried(ctx, req)
+	return m.carried(ctx, req, extra)
 }
 
 // around has the ring answer.
-func (m *ringModel) around(ctx context.Context, req engine.Request) (generation, error) {
+func (m *ringModel) around(ctx context.Context, req engine.Request, extra engine.Extra) (generation, error) {
 	limit := m.rings.node.cfg.Model.Context / m.rings.node.cfg.Model.Sequences
 	room := limit - len(req.Prompt)
 	if room < 1 {
@@ -403,74 +408,14 @@ func (m *ringModel) around(ctx context.Context, req engine.Request) (generation,
 	if err != nil {
 		return nil, ringError(err)
 	}
-	s, err := m.entry.Open(ctx, chain, ring.Request{
-		Tokens: req.Prompt, MaxTokens: room,
-		Sampling: ring.Sampling{
-			Temperature: req.Temperature, TopK: req.TopK, TopP: req.TopP, MinP: req.MinP, Seed: req.Seed,
-			RepeatPenalty: req.RepeatPenalty, FrequencyPenalty: req.FrequencyPenalty, PresencePenalty: req.PresencePenalty,
-			LogitBias: maps.Clone(req.LogitBias),
-		},
-	}, m.replan(chain))
+	s, err := m.entry.Open(ctx, chain, ring.Request{Tokens: req.Prompt, MaxTokens: room, Sampling: samplingOf(req, extra)}, m.replan(chain))
 	if err != nil {
 		return nil, ringError(err)
 	}
-	g := &ringAnswer{session: s, vocab: m.vocab}
+	g := &ringAnswer{session: s, vocab: m.vocab, special: extra.Special}
 	context.AfterFunc(ctx, func() { s.Close() })
 	return g, nil
 }
-
-// ringError gives a ring without room the shape of a full queue.
-func ringError(err error) error {
-	var none *plan.NoChainError
-	var stage *ring.StageError
-	if errors.As(err, &none) && len(none.Missing)+len(none.Avoided) == 0 && len(none.Busy) > 0 ||
-		errors.As(err, &stage) && stage.Code == ring.CodeBusy {
-		return &ringFullError{err}
-	}
-	return err
-}
-
-// ringFullError says that a ring has no free sequence now.
-type ringFullError struct{ error }
-
-// RetryAfter is when there may be one.
-func (*ringFullError) RetryAfter() time.Duration { return time.Second }
-
-// Is makes errors.Is(err, engine.ErrQueueFull) true.
-func (*ringFullError) Is(target error) bool { return target == engine.ErrQueueFull }
-
-// ringAnswer is a session as a generation.
-type ringAnswer struct {
-	session *ring.Session
-	vocab   *ggml.Model
-	tokens  []int32 // that came together and are not read yet
-}
-
-// NextToken returns one token.
-func (a *ringAnswer) NextToken(ctx context.Context) (ggml.Token, []byte, error) {
-	if len(a.tokens) == 0 {
-		tokens, err := a.session.Next(ctx)
-		if err != nil {
-			if !errors.Is(err, io.EOF) && ctx.Err() == nil {
-				err = ringError(fmt.Errorf("the ring: %w", err))
-			}
-			return 0, nil, err
-		}
-		a.tokens = tokens
-	}
-	t := ggml.Token(a.tokens[0])
-	a.tokens = a.tokens[1:]
-	return t, pieceOf(a.vocab, t), nil
-}
-
-// Next makes ringAnswer a gateway.Stream.
-func (a *ringAnswer) Next(ctx context.Context) ([]byte, error) {
-	_, bytes, err := a.NextToken(ctx)
-	return bytes, err
-}
-
-// Finish says why a complete answer ended.
-func (a *ringAnswer) Finish() string { return a.session.Finish() }
 
 // neighbours are the nearest peers, for an announcement.
 func (n *Node) neighbours(most int) []market.Neighbour {

@@ -3,19 +3,19 @@ package node
 import (
 	"context"
 	"errors"
+	"maps"
 	"math"
 
 	"kvasird/ggml"
 	"kvasird/ggml/gguf"
 	"kvasird/ggml/store"
+	"kvasird/node/engine"
+	"kvasird/node/gateway/grammar"
 	"kvasird/ring"
 )
 
 // stageBatch is the rows of one decode at most.
 func stageBatch(cfg Config) int { return min(512, cfg.Model.Context) }
-
-// penaltyLast is how many tokens of the answer penalties look back on.
-const penaltyLast = 64
 
 // stageCompute computes a window of a model: it is the ring.Compute of a stage.
 type stageCompute struct {
@@ -126,42 +126,65 @@ func (c *stageCompute) Truncate(seq, pos int) bool {
 
 // NewSampler builds the sampler of one session.
 func (c *stageCompute) NewSampler(s ring.Sampling) (ring.Sampler, error) {
-	cfg := ggml.SamplerConfig{
-		Temperature: s.Temperature, TopK: s.TopK, TopP: s.TopP, MinP: s.MinP, Seed: s.Seed,
-		RepeatPenalty: s.RepeatPenalty, FrequencyPenalty: s.FrequencyPenalty, PresencePenalty: s.PresencePenalty,
-		PenaltyLast: penaltyLast,
+	if err := grammar.Check(s.Grammar); err != nil {
+		return nil, err
 	}
-	if len(s.LogitBias) > 0 {
-		cfg.LogitBias = make(map[ggml.Token]float32, len(s.LogitBias))
-		for t, b := range s.LogitBias {
-			cfg.LogitBias[ggml.Token(t)] = b
-		}
-	}
-	p, err := c.model.NewPositionSampler(cfg)
+	req, extra := requestOf(s)
+	p, err := c.model.NewPositionSampler(engine.SamplerConfig(&req, &extra))
 	if err != nil {
 		return nil, err
 	}
-	return &stageSampler{c, p, nil}, nil
+	return &stageSampler{c, p, extra, nil}, nil
 }
 
 type stageSampler struct {
 	*stageCompute
 	sampler *ggml.PositionSampler
+	extra   engine.Extra
 	history []ggml.Token
 }
 
 // Sample draws the token of a position. Where no token may be drawn at all, by biases
-// that forbid them, the answer ends.
-func (s *stageSampler) Sample(row, pos int, answer []int32) (token int32, end bool) {
+// that forbid them, a free answer ends.
+func (s *stageSampler) Sample(row, pos int, answer []int32) (out ring.Drawn, err error) {
 	s.history = s.history[:0]
-	for _, t := range answer[max(0, len(answer)-penaltyLast):] {
+	for _, t := range answer {
 		s.history = append(s.history, ggml.Token(t))
 	}
 	t, err := s.sampler.Sample(s.ctx, row, pos, s.history)
 	if err != nil {
-		return 0, true
+		if s.extra.Grammar == "" {
+			return ring.Drawn{End: true}, nil
+		}
+		return out, err
 	}
-	return int32(t), s.model.IsEOG(t)
+	out.Token, out.End = int32(t), s.model.IsEOG(t)
+	if s.extra.Logprobs {
+		of, top := engine.Probs(s.ctx.Logits(row), t, s.extra.Top)
+		out.Logprob = of.Logprob
+		for _, p := range top {
+			out.Top = append(out.Top, ring.TokenProb{Token: p.ID, Logprob: p.Logprob})
+		}
+	}
+	return out, nil
+}
+
+// samplingOf is how a ring draws the tokens of a request.
+func samplingOf(req engine.Request, extra engine.Extra) ring.Sampling {
+	return ring.Sampling{
+		Temperature: req.Temperature, TopK: req.TopK, TopP: req.TopP, MinP: req.MinP, Seed: req.Seed,
+		RepeatPenalty: req.RepeatPenalty, FrequencyPenalty: req.FrequencyPenalty, PresencePenalty: req.PresencePenalty,
+		LogitBias: maps.Clone(req.LogitBias),
+		Grammar:   extra.Grammar, Triggers: extra.Triggers, Special: extra.Special, Logprobs: extra.Logprobs, Top: extra.Top,
+	}
+}
+
+// requestOf is the other way round, but for the prompt.
+func requestOf(s ring.Sampling) (engine.Request, engine.Extra) {
+	return engine.Request{
+		Temperature: s.Temperature, TopK: s.TopK, TopP: s.TopP, MinP: s.MinP, Seed: s.Seed,
+		RepeatPenalty: s.RepeatPenalty, FrequencyPenalty: s.FrequencyPenalty, PresencePenalty: s.PresencePenalty, LogitBias: s.LogitBias,
+	}, engine.Extra{Grammar: s.Grammar, Triggers: s.Triggers, Special: s.Special, Logprobs: s.Logprobs, Top: s.Top}
 }
 
 func (s *stageSampler) Close() { s.sampler.Close() }

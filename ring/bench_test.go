@@ -11,11 +11,11 @@ import (
 // idleCompute computes nothing.
 type idleCompute struct{}
 
-func (idleCompute) Decode(context.Context, *Batch) error   { return nil }
-func (idleCompute) Truncate(seq, pos int) bool             { return true }
-func (idleCompute) NewSampler(Sampling) (Sampler, error)   { return idleCompute{}, nil }
-func (idleCompute) Sample(int, int, []int32) (int32, bool) { return 1, false }
-func (idleCompute) Close()                                 {}
+func (idleCompute) Decode(context.Context, *Batch) error    { return nil }
+func (idleCompute) Truncate(seq, pos int) bool              { return true }
+func (idleCompute) NewSampler(Sampling) (Sampler, error)    { return idleCompute{}, nil }
+func (idleCompute) Sample(int, int, []int32) (Drawn, error) { return Drawn{Token: 1}, nil }
+func (idleCompute) Close()                                  {}
 
 // BenchmarkRound is the ring's own cost: b.N tokens of one answer through three stages on loopback
 // sockets, rows of 4096 elements, nothing computed. A token is three frames between stages and one

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math"
+	"unicode/utf8"
 )
 
 // Compute is one stage's part of a model, with memory for a number of sequences. Only the
@@ -37,11 +38,31 @@ func (b *Batch) Len() int { return len(b.Pos) }
 // Sampler draws the tokens of one session. The same arguments and logits give the same token.
 type Sampler interface {
 	// Sample draws the token of position pos from the logits of a row of the latest batch, which
-	// wanted them and is at position pos-1. Penalties look at answer, the tokens drawn so far
-	// up to position pos-1, without the prompt. The random draw is a function of seed and
-	// pos. end: the token ends the answer.
-	Sample(row, pos int, answer []int32) (token int32, end bool)
+	// wanted them and is at position pos-1. Penalties and the grammar look at answer, the tokens
+	// drawn so far up to position pos-1, without the prompt, which may come from elsewhere. The
+	// random draw is a function of seed and pos. After an error the answer has failed.
+	Sample(row, pos int, answer []int32) (Drawn, error)
 	Close()
+}
+
+// Drawn is a token that was drawn.
+type Drawn struct {
+	Token int32
+	End   bool // it ends the answer
+	Prob
+}
+
+// Prob says how likely a token was, in natural logarithms of the probabilities that the model gives,
+// before all of Sampling.
+type Prob struct {
+	Logprob float32
+	Top     []TokenProb // the likeliest tokens at its place, those first
+}
+
+// TokenProb is a token with the natural logarithm of its probability.
+type TokenProb struct {
+	Token   int32
+	Logprob float32
 }
 
 // Sampling says how tokens are drawn. The zero value is greedy, without penalties.
@@ -55,10 +76,26 @@ type Sampling struct {
 	FrequencyPenalty float32           `cbor:"7,keyasint,omitempty"`
 	PresencePenalty  float32           `cbor:"8,keyasint,omitempty"`
 	LogitBias        map[int32]float32 `cbor:"9,keyasint,omitempty"` // by token
+
+	// Grammar is the GBNF, start rule "root", that the answer must match; "": it is free. With
+	// Triggers it is free until it has one of these texts, and matches from there on.
+	Grammar  string   `cbor:"10,keyasint,omitempty"`
+	Triggers []string `cbor:"11,keyasint,omitempty"`
+	Special  bool     `cbor:"12,keyasint,omitempty"` // the answer has the text of control tokens, which a grammar may write out
+	Logprobs bool     `cbor:"13,keyasint,omitempty"` // tokens come with a Prob
+	Top      int      `cbor:"14,keyasint,omitempty"` // with Logprobs: tokens of Prob.Top
 }
 
-// maxBias bounds the entries of Sampling.LogitBias.
-const maxBias = 1024
+const (
+	// MaxGrammar bounds a grammar, in bytes.
+	MaxGrammar = 1 << 20
+	// MaxTop bounds Sampling.Top.
+	MaxTop = 20
+
+	maxBias     = 1024 // entries of Sampling.LogitBias
+	maxTriggers = 16
+	maxTrigger  = 256 // bytes
+)
 
 func (s *Sampling) validate() error {
 	for _, f := range []struct {
@@ -82,6 +119,24 @@ func (s *Sampling) validate() error {
 	for t, b := range s.LogitBias {
 		if t < 0 || math.IsNaN(float64(b)) {
 			return fmt.Errorf("logit bias %v of token %d", b, t)
+		}
+	}
+	if s.Top < 0 || s.Top > MaxTop || s.Top > 0 && !s.Logprobs {
+		return fmt.Errorf("the %d likeliest tokens at each place, at most %d can be asked for, and with log-probabilities only", s.Top, MaxTop)
+	}
+	return s.validateGrammar()
+}
+
+func (s *Sampling) validateGrammar() error {
+	if len(s.Grammar) > MaxGrammar || !utf8.ValidString(s.Grammar) {
+		return fmt.Errorf("a grammar of %d bytes, want at most %d of text", len(s.Grammar), MaxGrammar)
+	}
+	if len(s.Triggers) > maxTriggers || len(s.Triggers) > 0 && s.Grammar == "" {
+		return fmt.Errorf("%d triggers of a grammar of %d bytes, at most %d and none without a grammar", len(s.Triggers), len(s.Grammar), maxTriggers)
+	}
+	for _, t := range s.Triggers {
+		if t == "" || len(t) > maxTrigger || !utf8.ValidString(t) {
+			return fmt.Errorf("trigger %.32q: want 1 to %d bytes of text", t, maxTrigger)
 		}
 	}
 	return nil

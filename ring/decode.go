@@ -180,7 +180,8 @@ func (st *Stage) deliverLocked(sh *share) {
 	}
 	s.cells, s.resets = sh.from+sh.n, 0
 	if st.last {
-		s.back.tokens, s.back.finish = s.back.drawn.tokens, s.back.drawn.finish
+		d := &s.back.drawn
+		s.back.tokens, s.back.probs, s.back.finish = d.tokens, d.probs, d.finish
 		s.back.told = min(s.back.told, sh.drew)
 		st.tellLocked(s)
 		return

@@ -192,15 +192,38 @@ type doubleSampler struct {
 
 func (s *doubleSampler) Close() { s.d.samplers.Add(-1) }
 
-func (s *doubleSampler) Sample(row, pos int, answer []int32) (int32, bool) {
-	if s.d.logits[row] == nil {
+func (s *doubleSampler) Sample(row, pos int, answer []int32) (Drawn, error) {
+	logits := s.d.logits[row]
+	if logits == nil {
 		s.d.t.Errorf("row %d of the batch did not want logits", row)
 	}
-	t := choose(s.d.logits[row], s.s, pos, answer)
-	return t, t == 0
+	t := choose(logits, s.s, pos, answer)
+	if t < 0 {
+		return Drawn{}, errors.New("the grammar takes no token")
+	}
+	return Drawn{Token: t, End: t == 0, Prob: probOf(logits, t, s.s)}, nil
 }
 
-// choose draws a token from logits.
+// probOf is a log-probability of a kind, beside the first tokens of the vocabulary.
+func probOf(logits []float32, t int32, s Sampling) (p Prob) {
+	if !s.Logprobs {
+		return p
+	}
+	p.Logprob = logits[t] - 200
+	for o := range int32(s.Top) {
+		p.Top = append(p.Top, TokenProb{o, logits[o] - 200})
+	}
+	return p
+}
+
+// The grammars of the double: with sumGrammar a token and those before it may not have a sum that 3
+// divides, which an answer without its history would not hold to; noGrammar takes nothing.
+const (
+	sumGrammar = "sum"
+	noGrammar  = "none"
+)
+
+// choose draws a token from logits; -1: there is none.
 func choose(logits []float32, s Sampling, pos int, answer []int32) int32 {
 	adjusted := append([]float32(nil), logits...)
 	for _, t := range answer {
@@ -209,8 +232,14 @@ func choose(logits []float32, s Sampling, pos int, answer []int32) int32 {
 	for t, b := range s.LogitBias {
 		adjusted[t] += b
 	}
-	best := 0
+	best, sum := -1, int32(0)
+	for _, t := range answer {
+		sum += t
+	}
 	for v := range adjusted {
+		if s.Grammar == noGrammar || s.Grammar == sumGrammar && (sum+int32(v))%3 == 0 {
+			continue
+		}
 		if s.Temperature > 0 {
 			x := (uint64(s.Seed)<<32 + uint64(pos)*testVocab + uint64(v)) * 0x9e3779b97f4a7c15
 			x ^= x >> 29
@@ -218,7 +247,7 @@ func choose(logits []float32, s Sampling, pos int, answer []int32) int32 {
 			u := (float64(x>>11) + 0.5) / (1 << 53)
 			adjusted[v] = adjusted[v]/s.Temperature + float32(-math.Log(-math.Log(u)))
 		}
-		if adjusted[v] > adjusted[best] {
+		if best < 0 || adjusted[v] > adjusted[best] {
 			best = v
 		}
 	}
@@ -226,7 +255,7 @@ func choose(logits []float32, s Sampling, pos int, answer []int32) int32 {
 }
 
 // oracle is the answer of the unsplit model, token by token.
-func oracle(t testing.TB, req Request) (answer []int32, finish string) {
+func oracle(t testing.TB, req Request) (answer []int32, probs []Prob, finish string) {
 	d := newDouble(t, gguf.Range{Begin: 0, End: testLayers})
 	list := append([]int32(nil), req.Tokens...)
 	b := &Batch{Seq: make([]int32, 1), Pos: make([]int32, 1), Token: make([]int32, 1), Want: []bool{true}}
@@ -240,11 +269,14 @@ func oracle(t testing.TB, req Request) (answer []int32, finish string) {
 		}
 		next := choose(d.logits[0], req.Sampling, i+1, list[len(req.Tokens):])
 		list = append(list, next)
+		if req.Sampling.Logprobs {
+			probs = append(probs, probOf(d.logits[0], next, req.Sampling))
+		}
 		switch {
 		case next == 0:
-			return list[len(req.Tokens):], "stop"
+			return list[len(req.Tokens):], probs, "stop"
 		case len(list)-len(req.Tokens) == req.MaxTokens:
-			return list[len(req.Tokens):], "length"
+			return list[len(req.Tokens):], probs, "length"
 		}
 	}
 }

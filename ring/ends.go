@@ -9,6 +9,7 @@ import (
 // front is what the first stage has of a session beside the rest.
 type front struct {
 	tokens   []int32 // known: the prompt and what was drawn
+	probs    []Prob  // if log-probabilities are asked for: of each of tokens; of those that the entry told, none
 	finish   finish  // of the last token
 	asked    int     // the last row that wants a token is at position asked-1
 	drafting bool    // all stages can drop drafts
@@ -22,25 +23,32 @@ type front struct {
 // back is what the last stage has of a session beside the rest.
 type back struct {
 	told   int     // the first stage, or the entry if that is this one, was sent tokens before this position
-	tokens []int32 // drawn.tokens and drawn.finish as of the last Decode
+	tokens []int32 // drawn.tokens, drawn.probs and drawn.finish as of the last Decode
+	probs  []Prob
 	finish finish
 
 	drawn drawn // the loop's, without the lock
 }
 
-// drawn is the prompt, what was drawn, and the token drawn last. What was once in tokens is not
-// overwritten, so that others may read it.
+// drawn is the prompt, what was drawn, and the token drawn last. What was once in tokens and probs
+// is not overwritten, so that others may read it.
 type drawn struct {
 	tokens []int32
+	likely bool   // log-probabilities are asked for
+	probs  []Prob // if so: of each of tokens; of those that were not drawn here, none
 	finish finish // of the last token
 }
 
 // put sets the token of a position, after which there is none.
-func (d *drawn) put(pos int, token int32) {
+func (d *drawn) put(pos int, token int32, p Prob) {
 	if pos < len(d.tokens) {
 		d.tokens = slices.Clone(d.tokens[:pos])
+		d.probs = slices.Clone(d.probs[:min(pos, len(d.probs))])
 	}
 	d.tokens, d.finish = append(d.tokens, token), running
+	if d.likely {
+		d.probs = append(d.probs, p)
+	}
 }
 
 // waiting says where the next row of the first stage begins, and whether there is one.
@@ -84,9 +92,12 @@ func (st *Stage) takeTokensLocked(s *session, t tokens, drawn bool) (Code, strin
 	f := s.front
 	s.heard = time.Now()
 	old := len(f.tokens)
-	limit := s.known
+	limit, asked := s.known, &Sampling{}
 	if drawn {
-		limit = s.total()
+		limit, asked = s.total(), &s.sampling
+	}
+	if err := asked.checkProbs(&t); err != nil {
+		return CodeProtocol, err.Error()
 	}
 	switch end := t.pos + len(t.list); {
 	case t.pos > old:
@@ -99,6 +110,13 @@ func (st *Stage) takeTokensLocked(s *session, t tokens, drawn bool) (Code, strin
 	fresh := t.list[old-t.pos:]
 	f.tokens = append(f.tokens, fresh...)
 	f.finish = t.finish
+	switch {
+	case !s.sampling.Logprobs:
+	case drawn:
+		f.probs = append(f.probs, t.probs[old-t.pos:]...)
+	default:
+		f.probs = append(f.probs, make([]Prob, len(fresh))...)
+	}
 	if !drawn {
 		return 0, ""
 	}
@@ -110,17 +128,17 @@ func (st *Stage) takeTokensLocked(s *session, t tokens, drawn bool) (Code, strin
 // newsLocked tells the entry the tokens from a position on.
 func (st *Stage) newsLocked(s *session, from int) {
 	if s.pred != nil {
-		sendTokens(s.pred, s.id, tokens{s.epoch, from, s.front.finish, s.front.tokens[from:]})
+		sendTokens(s.pred, s.id, s.tokensFrom(from, s.front.finish, s.front.tokens, s.front.probs))
 	}
 }
 
-// sendTokens sends tokens in as many frames as they need.
-func sendTokens(l *link, id uint64, t tokens) {
-	for len(t.list) > maxTokens {
-		l.send(frameTokens, id, putTokens(nil, tokens{t.epoch, t.pos, running, t.list[:maxTokens]}))
-		t.pos, t.list = t.pos+maxTokens, t.list[maxTokens:]
+// tokensFrom is the tokens from a position on, as they are sent.
+func (s *session) tokensFrom(pos int, finish finish, list []int32, probs []Prob) tokens {
+	t := tokens{epoch: s.epoch, pos: pos, finish: finish, list: list[pos:]}
+	if s.sampling.Logprobs {
+		t.probs = probs[pos:]
 	}
-	l.send(frameTokens, id, putTokens(nil, t))
+	return t
 }
 
 // settleLocked learns from a round that ended.
@@ -144,7 +162,7 @@ func (st *Stage) tellLocked(s *session) {
 	if b == nil || b.told >= len(b.tokens) {
 		return
 	}
-	t := tokens{s.epoch, b.told, b.finish, b.tokens[b.told:]}
+	t := s.tokensFrom(b.told, b.finish, b.tokens, b.probs)
 	if len(s.chain) == 1 {
 		b.told = len(b.tokens)
 		if code, text := st.takeTokensLocked(s, t, true); code != 0 {
@@ -173,20 +191,20 @@ func (st *Stage) draw(sh *share, row int) (Code, string) {
 		case pos > len(d.tokens):
 			return CodeProtocol, fmt.Sprintf("the row at position %d follows drafts that were rejected", pos)
 		case pos == len(d.tokens) || d.tokens[pos] != token:
-			d.put(pos, token)
+			d.put(pos, token, Prob{})
 		}
 		if !st.step.want[sh.at+i] || d.finish != running && pos == len(d.tokens)-1 {
 			continue
 		}
-		t, end := sh.sampler.Sample(row+i, pos+1, d.tokens[min(s.prompt, pos+1):pos+1])
-		if t < 0 {
-			return CodeCompute, fmt.Sprintf("no token could be drawn for position %d", pos+1)
+		next, err := sh.sampler.Sample(row+i, pos+1, d.tokens[min(s.prompt, pos+1):pos+1])
+		if err != nil {
+			return CodeCompute, fmt.Sprintf("the token at position %d cannot be drawn: %v", pos+1, err)
 		}
 		st.count.drawn.Add(1)
 		sh.drew = min(sh.drew, pos+1)
-		d.put(pos+1, t)
+		d.put(pos+1, next.Token, next.Prob)
 		switch {
-		case end:
+		case next.End:
 			d.finish = finishStop
 		case pos+1 >= s.total()-1:
 			d.finish = finishLength

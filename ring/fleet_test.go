@@ -9,6 +9,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"os"
+	"reflect"
 	"slices"
 	"strings"
 	"sync"
@@ -362,20 +363,26 @@ func request(r *rand.Rand) Request {
 	case 1:
 		req.Sampling = Sampling{LogitBias: map[int32]float32{3: 1, 60: -2}}
 	}
+	if r.IntN(3) == 0 {
+		req.Sampling.Grammar = sumGrammar
+	}
+	if r.IntN(3) == 0 {
+		req.Sampling.Logprobs, req.Sampling.Top = true, r.IntN(MaxTop+1)
+	}
 	return req
 }
 
 // answer reads a session to its end.
-func answer(ctx context.Context, s *Session) (list []int32, err error) {
+func answer(ctx context.Context, s *Session) (list []int32, probs []Prob, err error) {
 	for {
 		part, err := s.Next(ctx)
 		if err == io.EOF {
-			return list, nil
+			return list, probs, nil
 		}
 		if err != nil {
-			return list, err
+			return list, probs, err
 		}
-		list = append(list, part...)
+		list, probs = append(list, part...), append(probs, s.Probs()...)
 	}
 }
 
@@ -388,13 +395,16 @@ func ask(t testing.TB, e *Entry, chain Chain, req Request, replan Replan) error 
 		return err
 	}
 	defer s.Close()
-	got, err := answer(ctx, s)
+	got, likely, err := answer(ctx, s)
 	if err != nil {
 		return err
 	}
-	want, finish := oracle(t, req)
+	want, probs, finish := oracle(t, req)
 	if !slices.Equal(got, want) || s.Finish() != finish {
 		return fmt.Errorf("answer differs: got %d tokens %v (%s), want %d tokens %v (%s)", len(got), got, s.Finish(), len(want), want, finish)
+	}
+	if !reflect.DeepEqual(likely, probs) {
+		return fmt.Errorf("log-probabilities differ: got %v, want %v", likely, probs)
 	}
 	return nil
 }

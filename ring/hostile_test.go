@@ -247,7 +247,7 @@ var hostileFrames = []struct {
 	{"tokens for a middle stage", CodeUnknown, "tokens for a session", func(s *script) {
 		s.greet(hostileMiddle)
 		s.openMiddle(hostileLone)
-		s.send(frameTokens, 77, putTokens(nil, tokens{2, 0, running, []int32{1}}))
+		s.send(frameTokens, 77, putTokens(nil, tokens{2, 0, running, []int32{1}, nil}))
 	}},
 	{"a successor that is not there", CodeLost, "no way from s1 to elsewhere", func(s *script) { s.greet(hostileMiddle); s.openMiddle(hostileLone) }},
 }
@@ -311,10 +311,13 @@ func TestHostileSuccessor(t *testing.T) {
 		answer     func(s *script, id uint64, o *opening)
 	}{
 		{"tokens with a gap", "tokens at 9", func(s *script, id uint64, o *opening) {
-			s.send(frameTokens, id, putTokens(nil, tokens{o.Epoch, 9, running, []int32{1}}))
+			s.send(frameTokens, id, putTokens(nil, tokens{o.Epoch, 9, running, []int32{1}, nil}))
 		}},
 		{"too many tokens", "of 13", func(s *script, id uint64, o *opening) {
-			s.send(frameTokens, id, putTokens(nil, tokens{o.Epoch, 3, running, make([]int32, 11)}))
+			s.send(frameTokens, id, putTokens(nil, tokens{o.Epoch, 3, running, make([]int32, 11), nil}))
+		}},
+		{"log-probabilities that were not asked for", "log-probabilities: true, asked for: false", func(s *script, id uint64, o *opening) {
+			s.send(frameTokens, id, putTokens(nil, tokens{o.Epoch, 3, running, []int32{1}, make([]Prob, 1)}))
 		}},
 		{"rows for an entry", "frame of type 5", func(s *script, id uint64, o *opening) { s.send(frameRows, 0, someRows(segment{id, 1, 0, 1})) }},
 		{"resume that is none", "resume of", func(s *script, id uint64, o *opening) { s.send(frameResume, id, []byte{1}) }},
@@ -417,4 +420,23 @@ func TestAdmit(t *testing.T) {
 	wantError(t, err, 1, CodeRights, "s0 is banned")
 	f.free()
 	f.close(e)
+}
+
+// An entry that sends log-probabilities, which only stages draw, is refused by the first stage.
+func TestHostileEntry(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t)
+		chain := f.ring(2)
+		s := f.dial(t, chain[0].Peer)
+		s.greet(chain[0].Layers)
+		o := opening{Epoch: 1, Key: make([]byte, keySize), Prompt: 2, Most: 3, Known: 2, Sampling: Sampling{Logprobs: true}}
+		o.setChain(chain)
+		s.send(frameOpen, 77, encodeControl(o))
+		s.expect(frameResume)
+		s.send(frameTokens, 77, putTokens(nil, tokens{1, 0, running, []int32{1, 2}, make([]Prob, 2)}))
+		s.refused(CodeProtocol, "log-probabilities: true, asked for: false")
+		s.conn.Close()
+		f.free()
+		f.close()
+	})
 }

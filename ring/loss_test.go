@@ -198,7 +198,7 @@ func TestFrozenIsKnown(t *testing.T) {
 			time.Sleep(20 * time.Millisecond)
 			frozen = time.Now()
 			f.freeze("s1")
-			if _, err := answer(t.Context(), s); err == nil {
+			if _, _, err := answer(t.Context(), s); err == nil {
 				t.Error("the answer of a frozen ring is complete")
 			}
 			if known < dead*4/5 || known > dead*6/5 {

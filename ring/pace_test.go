@@ -174,7 +174,7 @@ func TestRowsWaitForTheSocket(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got, err := answer(t.Context(), s); err != nil || len(got) != 3 {
+	if got, _, err := answer(t.Context(), s); err != nil || len(got) != 3 {
 		t.Errorf("got %v, %v", got, err)
 	}
 	f.free()

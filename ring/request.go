@@ -30,7 +30,9 @@ type Session struct {
 	holed   bool      // since then a stage was lost
 	begun   time.Time // of this epoch
 	tokens  []int32   // prompt and answer
+	probs   []Prob    // of the answer, if they are asked for
 	read    int       // tokens before this position were returned by Next
+	shown   []Prob    // of those that Next returned last
 	finish  finish
 	err     error // io.EOF: complete
 	report  *report
@@ -51,6 +53,9 @@ func (s *Session) Next(ctx context.Context) ([]int32, error) {
 		s.e.mu.Lock()
 		if s.read < len(s.tokens) {
 			list := slices.Clone(s.tokens[s.read:])
+			if s.req.Sampling.Logprobs {
+				s.shown = s.probs[s.read-len(s.req.Tokens):]
+			}
 			s.read = len(s.tokens)
 			s.e.mu.Unlock()
 			return list, nil
@@ -66,6 +71,13 @@ func (s *Session) Next(ctx context.Context) ([]int32, error) {
 			return nil, ctx.Err()
 		}
 	}
+}
+
+// Probs is the log-probabilities of the tokens that Next returned last, where they were asked for.
+func (s *Session) Probs() []Prob {
+	s.e.mu.Lock()
+	defer s.e.mu.Unlock()
+	return s.shown
 }
 
 // Finish says why a complete answer ended: "stop" (the model ended it) or "length". It is ""
@@ -131,7 +143,7 @@ func (s *Session) sendOpenLocked() {
 	}
 	o.setChain(s.chain)
 	s.next.l.send(frameOpen, s.id, encodeControl(o))
-	sendTokens(s.next.l, s.id, tokens{s.epoch, 0, running, s.tokens})
+	sendTokens(s.next.l, s.id, tokens{epoch: s.epoch, list: s.tokens})
 	if s.next.leaving {
 		s.troubleLocked(report{s.epoch, CodeLeaving, 0, "the stage will stop"})
 	}
@@ -152,8 +164,14 @@ func (s *Session) takeLocked(t tokens) error {
 	if t.pos > old || end > len(s.req.Tokens)+s.req.MaxTokens {
 		return fmt.Errorf("tokens at %d to %d, the next one is %d of %d", t.pos, end, old, len(s.req.Tokens)+s.req.MaxTokens)
 	}
+	if err := s.req.Sampling.checkProbs(&t); err != nil {
+		return err
+	}
 	if end <= old || s.finish != running {
 		return nil
+	}
+	if t.probs != nil {
+		s.probs = append(s.probs, t.probs[old-t.pos:]...)
 	}
 	s.tokens, s.finish, s.tries = append(s.tokens, t.list[old-t.pos:]...), t.finish, 0
 	s.wake()

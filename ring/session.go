@@ -219,7 +219,7 @@ func (st *Stage) newSessionLocked(id uint64, o *opening) (*session, Code, string
 		s.front = &front{}
 	}
 	if st.last {
-		s.back = &back{}
+		s.back = &back{drawn: drawn{likely: o.Sampling.Logprobs}}
 	}
 	st.reserved += need
 	st.slots[seq].s = s

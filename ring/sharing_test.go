@@ -124,7 +124,7 @@ func cancelFrees(t *testing.T, how string, stages int) {
 		t.Errorf("free after %v", d)
 	}
 	for _, s := range list {
-		if _, err := answer(t.Context(), s); err == nil {
+		if _, _, err := answer(t.Context(), s); err == nil {
 			t.Error("an answer that was cancelled is complete")
 		}
 	}
@@ -297,7 +297,7 @@ func TestCanary(t *testing.T) {
 		chain := f.ring(3)
 		e := f.entry()
 		req := Request{Tokens: []int32{5, 6, 1}, MaxTokens: 1}
-		want, _ := oracle(t, req)
+		want, _, _ := oracle(t, req)
 		got, err := e.Canary(t.Context(), chain, req.Tokens)
 		if err != nil || got != want[0] {
 			t.Errorf("got %d, %v, want %d", got, err, want[0])
@@ -306,6 +306,27 @@ func TestCanary(t *testing.T) {
 		f.kill("s1")
 		if _, err := e.Canary(t.Context(), chain, req.Tokens); err == nil {
 			t.Error("a broken ring passes its canary")
+		}
+		f.free()
+		f.close(e)
+	})
+}
+
+// An answer that its grammar leaves no token for fails alone, with the reason, on no other chain.
+func TestGrammarTakesNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t)
+		chain := f.ring(3)
+		e := f.entry()
+		req := Request{Tokens: []int32{1, 2, 3}, MaxTokens: 5, Sampling: Sampling{Grammar: noGrammar}}
+		err := ask(t, e, chain, req, func(context.Context, []Hop) (Chain, error) {
+			t.Error("another chain was asked for")
+			return chain, nil
+		})
+		wantError(t, err, 2, CodeCompute, "position 3 cannot be drawn: the grammar takes no token")
+		req.Sampling.Grammar = sumGrammar
+		if err := ask(t, e, chain, req, nil); err != nil {
+			t.Error(err)
 		}
 		f.free()
 		f.close(e)

@@ -1,6 +1,7 @@
 package ring
 
-// The wire format of /kvasir/<net>/ring/1, version 1.
+// The wire format of /kvasir/<net>/ring/1, version 2. Version 1 had neither a grammar in OPEN nor
+// log-probabilities in TOKENS.
 //
 // Frames are those of package p2p: a 16-byte header (payload length, type, flags, id) and a
 // payload. Flags are 0. Integers and floats are little-endian. A payload has exactly the length
@@ -18,11 +19,15 @@ package ring
 //	4 RESUME   aft    session  answers OPEN: epoch u32, positions that aft has u32, rows that may
 //	                           be sent u32, n u32, the tokens of the last n of these positions
 //	5 ROWS     fore   0        see below
-//	6 TOKENS   both   session  epoch u32, first position u32, n u32, finish u8, zero u8 × 3, n
-//	                           tokens u32. From an entry: the prompt, and on a repair the answer
-//	                           so far. From the last stage, fore of the first, and from the
-//	                           first to the entry: drawn tokens. Finish is that of the last
-//	                           token: 0 goes on, 1 the model ended it, 2 as long as was asked for
+//	6 TOKENS   both   session  epoch u32, first position u32, n u32, finish u8, probs u8, zero
+//	                           u8 × 2, n tokens u32. From an entry: the prompt, and on a repair
+//	                           the answer so far. From the last stage, fore of the first, and
+//	                           from the first to the entry: drawn tokens. Finish is that of the
+//	                           last token: 0 goes on, 1 the model ended it, 2 as long as was
+//	                           asked for. Probs is 1 where the sampling asks for them and the
+//	                           tokens are drawn, then for each token follow: log-probability
+//	                           f32, m u32 (up to what was asked for), m × (token u32,
+//	                           log-probability f32)
 //	7 CREDIT   aft    session  epoch u32, zero u32, rows taken since OPEN u64: so many more than
 //	                           RESUME said may have been sent
 //	8 READY    aft    session  epoch u32: the ring is closed. To the entry, from the first stage
@@ -52,7 +57,8 @@ package ring
 //	OPEN     1 epoch (above 0), 2 key (16 bytes), 3 chain [[peer, first layer, end]…], 4 hop: the
 //	         place of aft in the chain; the number of stages: aft is the first one, the ring is
 //	         closed, 5 tokens of the prompt, 6 most tokens of the answer, 7 tokens known to the
-//	         entry, 8 whether all stages so far can drop drafts, 9 sampling
+//	         entry, 8 whether all stages so far can drop drafts, 9 sampling (see Sampling; a key
+//	         is left out where its value is zero)
 //
 // A session's id and key are random and chosen by the entry; whoever opens it again must know
 // both. ROWS and TOKENS of an epoch that is over are passed over.
@@ -70,7 +76,7 @@ import (
 )
 
 const (
-	wireVersion = 1
+	wireVersion = 2
 
 	// MaxFrame bounds the payload of every frame, in bytes.
 	MaxFrame = 8 << 20
@@ -79,12 +85,16 @@ const (
 
 	maxText    = 1 << 10
 	maxControl = 64 << 10
+	maxOpening = maxControl + MaxGrammar
 	maxTail    = 2 * MaxDraft // tokens in a RESUME
 	maxTokens  = 1 << 18      // tokens in a TOKENS
+	maxProbs   = 1 << 14      // likewise, where they have log-probabilities
 	keySize    = 16
 
 	resumeHead = 16
 	tokensHead = 16
+	probHead   = 8
+	topSize    = 8
 )
 
 const (
@@ -188,9 +198,9 @@ func encodeControl(v any) []byte {
 }
 
 // decodeControl decodes deterministic CBOR into v and refuses any other encoding.
-func decodeControl(payload []byte, v any) error {
-	if len(payload) > maxControl {
-		return fmt.Errorf("%d bytes of control record, at most %d", len(payload), maxControl)
+func decodeControl(payload []byte, v any, most int) error {
+	if len(payload) > most {
+		return fmt.Errorf("%d bytes of control record, at most %d", len(payload), most)
 	}
 	if err := controlDec.Unmarshal(payload, v); err != nil {
 		return err
@@ -202,7 +212,7 @@ func decodeControl(payload []byte, v any) error {
 }
 
 func decodeHello(payload []byte) (h hello, err error) {
-	if err := decodeControl(payload, &h); err != nil {
+	if err := decodeControl(payload, &h, maxControl); err != nil {
 		return h, fmt.Errorf("hello: %w", err)
 	}
 	switch {
@@ -224,7 +234,7 @@ func decodeHello(payload []byte) (h hello, err error) {
 func (h *hello) layers() gguf.Range { return gguf.Range{Begin: h.Begin, End: h.End} }
 
 func decodeWelcome(payload []byte) (w welcome, err error) {
-	if err := decodeControl(payload, &w); err != nil {
+	if err := decodeControl(payload, &w, maxControl); err != nil {
 		return w, fmt.Errorf("welcome: %w", err)
 	}
 	if w.Version != wireVersion {
@@ -237,7 +247,7 @@ func decodeWelcome(payload []byte) (w welcome, err error) {
 }
 
 func decodeOpening(payload []byte) (o opening, err error) {
-	if err := decodeControl(payload, &o); err != nil {
+	if err := decodeControl(payload, &o, maxOpening); err != nil {
 		return o, fmt.Errorf("open: %w", err)
 	}
 	if o.Epoch == 0 || len(o.Key) != keySize {
@@ -299,56 +309,6 @@ func decodeResume(payload []byte) (r resume, err error) {
 		return r, fmt.Errorf("resume of %d bytes, its counts say %d", len(payload), resumeHead+4*n)
 	}
 	return resume{le.Uint32(payload), int(have), int(credit), int32s(payload[resumeHead:])}, nil
-}
-
-// tokens is a TOKENS.
-type tokens struct {
-	epoch  uint32
-	pos    int
-	finish finish
-	list   []int32 // a view of the payload
-}
-
-func putTokens(dst []byte, t tokens) []byte {
-	le := binary.LittleEndian
-	dst = le.AppendUint32(dst, t.epoch)
-	dst = le.AppendUint32(dst, uint32(t.pos))
-	dst = le.AppendUint32(dst, uint32(len(t.list)))
-	return appendTokens(append(dst, byte(t.finish), 0, 0, 0), t.list)
-}
-
-func decodeTokens(payload []byte) (t tokens, err error) {
-	if len(payload) < tokensHead {
-		return t, fmt.Errorf("tokens frame of %d bytes, want at least %d", len(payload), tokensHead)
-	}
-	le := binary.LittleEndian
-	pos, n, f := le.Uint32(payload[4:]), le.Uint32(payload[8:]), le.Uint32(payload[12:])
-	switch {
-	case n == 0 || n > maxTokens || pos > maxContext-n:
-		return t, fmt.Errorf("%d tokens at position %d, want 1 to %d of %d", n, pos, maxTokens, maxContext)
-	case f > uint32(finishLength):
-		return t, fmt.Errorf("tokens with finish word %#x, at most %d", f, finishLength)
-	case len(payload) != tokensHead+4*int(n):
-		return t, fmt.Errorf("tokens frame of %d bytes, its count says %d", len(payload), tokensHead+4*n)
-	}
-	t = tokens{le.Uint32(payload), int(pos), finish(f), int32s(payload[tokensHead:])}
-	return t, checkTokens(t.list)
-}
-
-func checkTokens(list []int32) error {
-	for i, t := range list {
-		if t < 0 {
-			return fmt.Errorf("token %d is %d", i, t)
-		}
-	}
-	return nil
-}
-
-func appendTokens(dst []byte, list []int32) []byte {
-	for _, t := range list {
-		dst = binary.LittleEndian.AppendUint32(dst, uint32(t))
-	}
-	return dst
 }
 
 func putCredit(dst []byte, epoch uint32, taken uint64) []byte {

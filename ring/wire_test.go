@@ -15,7 +15,8 @@ import (
 func testOpening() opening {
 	o := opening{
 		Epoch: 3, Key: bytes.Repeat([]byte{7}, keySize), Hop: 1, Prompt: 5, Most: 10, Known: 6, Drafts: true,
-		Sampling: Sampling{Temperature: 0.5, TopK: 40, Seed: 9, LogitBias: map[int32]float32{3: -1, 700: 2}},
+		Sampling: Sampling{Temperature: 0.5, TopK: 40, Seed: 9, LogitBias: map[int32]float32{3: -1, 700: 2},
+			Grammar: `root ::= "a"`, Triggers: []string{"x", "y"}, Special: true, Logprobs: true, Top: MaxTop},
 	}
 	o.setChain(Chain{{"a", gguf.Range{Begin: 0, End: 4}}, {"b", gguf.Range{Begin: 4, End: 6}}})
 	return o
@@ -37,11 +38,13 @@ func TestLiteralBytes(t *testing.T) {
 		name      string
 		got, want []byte
 	}{
-		{"hello", encodeControl(hello{1, "p", "m", 12, 4, 8, 64, F16}),
-			[]byte{0xa8, 1, 1, 2, 0x61, 'p', 3, 0x61, 'm', 4, 12, 5, 4, 6, 8, 7, 0x18, 64, 8, 2}},
-		{"welcome", encodeControl(welcome{1, 64}), []byte{0xa2, 1, 1, 2, 0x18, 64}},
+		{"hello", encodeControl(hello{wireVersion, "p", "m", 12, 4, 8, 64, F16}),
+			[]byte{0xa8, 1, 2, 2, 0x61, 'p', 3, 0x61, 'm', 4, 12, 5, 4, 6, 8, 7, 0x18, 64, 8, 2}},
+		{"welcome", encodeControl(welcome{wireVersion, 64}), []byte{0xa2, 1, 2, 2, 0x18, 64}},
 		{"resume", putResume(nil, resume{2, 3, 256, []int32{9}}), []byte{2, 0, 0, 0, 3, 0, 0, 0, 0, 1, 0, 0, 1, 0, 0, 0, 9, 0, 0, 0}},
-		{"tokens", putTokens(nil, tokens{2, 3, finishLength, []int32{9}}), []byte{2, 0, 0, 0, 3, 0, 0, 0, 1, 0, 0, 0, 2, 0, 0, 0, 9, 0, 0, 0}},
+		{"tokens", putTokens(nil, tokens{2, 3, finishLength, []int32{9}, nil}), []byte{2, 0, 0, 0, 3, 0, 0, 0, 1, 0, 0, 0, 2, 0, 0, 0, 9, 0, 0, 0}},
+		{"tokens with log-probabilities", putTokens(nil, likelyTokens()), []byte{2, 0, 0, 0, 3, 0, 0, 0, 2, 0, 0, 0, 1, 1, 0, 0, 9, 0, 0, 0, 8, 0, 0, 0,
+			0, 0, 0, 0xbf, 1, 0, 0, 0, 7, 0, 0, 0, 0, 0, 0x80, 0xbf, 0, 0, 0, 0xc0, 0, 0, 0, 0}},
 		{"credit", putCredit(nil, 2, 3), []byte{2, 0, 0, 0, 0, 0, 0, 0, 3, 0, 0, 0, 0, 0, 0, 0}},
 		{"ready", putReady(nil, 2), []byte{2, 0, 0, 0}},
 		{"error", putReport(nil, report{2, CodeLost, 1, "x"}), []byte{2, 0, 0, 0, byte(CodeLost), 0, 1, 0, 'x'}},
@@ -52,6 +55,11 @@ func TestLiteralBytes(t *testing.T) {
 			t.Errorf("%s:\n got %x\nwant %x", tt.name, tt.got, tt.want)
 		}
 	}
+}
+
+// likelyTokens are tokens with log-probabilities.
+func likelyTokens() tokens {
+	return tokens{2, 3, finishStop, []int32{9, 8}, []Prob{{-0.5, []TokenProb{{7, -1}}}, {Logprob: -2}}}
 }
 
 // rowsBytes is a ROWS frame of one row.
@@ -128,7 +136,7 @@ func TestRowsRefused(t *testing.T) {
 }
 
 func TestControlRefused(t *testing.T) {
-	hi := hello{1, "p", "m", 12, 4, 8, 64, F32}
+	hi := hello{wireVersion, "p", "m", 12, 4, 8, 64, F32}
 	change := func(f func(h *hello)) []byte { h := hi; f(&h); return encodeControl(h) }
 	reopen := func(f func(o *opening)) []byte { o := testOpening(); f(&o); return encodeControl(o) }
 	open := func(b []byte) error { _, err := decodeOpening(b); return err }
@@ -139,7 +147,7 @@ func TestControlRefused(t *testing.T) {
 		decode     func([]byte) error
 		payload    []byte
 	}{
-		{"hello: version", "wire version 2", greet, change(func(h *hello) { h.Version = 2 })},
+		{"hello: version", "wire version 1", greet, change(func(h *hello) { h.Version = 1 })},
 		{"hello: window", "layers 8:4", greet, change(func(h *hello) { h.Begin, h.End = 8, 4 })},
 		{"hello: beyond the model", "layers 4:13", greet, change(func(h *hello) { h.End = 13 })},
 		{"hello: width", "rows of", greet, change(func(h *hello) { h.Width = MaxWidth + 1 })},
@@ -147,10 +155,10 @@ func TestControlRefused(t *testing.T) {
 		{"hello: no model", "model id", greet, change(func(h *hello) { h.Model = "" })},
 		{"hello: long pack", "runtime pack", greet, change(func(h *hello) { h.Pack = strings.Repeat("x", maxPack+1) })},
 		{"hello: trailing", "hello", greet, append(encodeControl(hi), 0)},
-		{"hello: not shortest", "deterministic", greet, edit(append([]byte{0xa8, 1, 0x18, 1}, encodeControl(hi)[3:]...), 0)},
+		{"hello: not shortest", "deterministic", greet, edit(append([]byte{0xa8, 1, 0x18, 2}, encodeControl(hi)[3:]...), 0)},
 		{"hello: large", "at most", greet, make([]byte, maxControl+1)},
 		{"welcome: version", "wire version 9", back, encodeControl(welcome{9, 1})},
-		{"welcome: width", "rows of 0", back, encodeControl(welcome{1, 0})},
+		{"welcome: width", "rows of 0", back, encodeControl(welcome{wireVersion, 0})},
 		{"open: epoch", "epoch 0", open, reopen(func(o *opening) { o.Epoch = 0 })},
 		{"open: key", "key of 3", open, reopen(func(o *opening) { o.Key = o.Key[:3] })},
 		{"open: no chain", "chain of 0", open, reopen(func(o *opening) { o.Hops = nil })},
@@ -168,6 +176,16 @@ func TestControlRefused(t *testing.T) {
 		{"open: endless", "want 1 to", open, reopen(func(o *opening) { o.Most = maxContext + 1 })},
 		{"open: temperature", "temperature", open, reopen(func(o *opening) { o.Sampling.Temperature = float32(math.Inf(1)) })},
 		{"open: negative", "none may be negative", open, reopen(func(o *opening) { o.Sampling.TopK = -1 })},
+		{"open: large", "at most", open, make([]byte, maxOpening+1)},
+		{"open: grammar", "want at most", open, reopen(func(o *opening) { o.Sampling.Grammar = strings.Repeat("x", MaxGrammar+1) })},
+		{"open: grammar that is no text", "UTF-8", open, reopen(func(o *opening) { o.Sampling.Grammar = "\xff" })},
+		{"open: triggers of nothing", "none without a grammar", open, reopen(func(o *opening) { o.Sampling.Grammar = "" })},
+		{"open: triggers", "17 triggers", open, reopen(func(o *opening) { o.Sampling.Triggers = make([]string, maxTriggers+1) })},
+		{"open: empty trigger", "trigger \"\"", open, reopen(func(o *opening) { o.Sampling.Triggers[1] = "" })},
+		{"open: long trigger", "want 1 to 256", open, reopen(func(o *opening) { o.Sampling.Triggers[0] = strings.Repeat("x", maxTrigger+1) })},
+		{"open: likeliest", "21 likeliest", open, reopen(func(o *opening) { o.Sampling.Top = MaxTop + 1 })},
+		{"open: fewer than none", "-1 likeliest", open, reopen(func(o *opening) { o.Sampling.Top = -1 })},
+		{"open: likeliest unasked", "with log-probabilities only", open, reopen(func(o *opening) { o.Sampling.Logprobs = false })},
 		{"open: bias", "logit bias", open, reopen(func(o *opening) { o.Sampling.LogitBias = map[int32]float32{-1: 0} })},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -181,7 +199,9 @@ func TestControlRefused(t *testing.T) {
 func TestSmallFramesRefused(t *testing.T) {
 	le := binary.LittleEndian
 	goodResume := putResume(nil, resume{1, 5, 9, []int32{1, 2}})
-	goodTokens := putTokens(nil, tokens{1, 5, running, []int32{1, 2}})
+	goodTokens := putTokens(nil, tokens{1, 5, running, []int32{1, 2}, nil})
+	likely := putTokens(nil, likelyTokens())
+	nan := []byte{0, 0, 0xc0, 0x7f}
 	goodReport := putReport(nil, report{1, CodeLost, 2, "x"})
 	goodClose := putClose(nil, closing{1, false, make([]byte, keySize)})
 	for _, tt := range []struct {
@@ -197,12 +217,26 @@ func TestSmallFramesRefused(t *testing.T) {
 		{"resume: position", decodesResume, edit(goodResume, 4, 0xff, 0xff, 0xff, 0xff)},
 		{"resume: credit", decodesResume, edit(goodResume, 8, 0xff, 0xff, 0xff, 0xff)},
 		{"tokens: short", decodesTokens, goodTokens[:15]},
-		{"tokens: none", decodesTokens, putTokens(nil, tokens{1, 5, running, nil})},
+		{"tokens: none", decodesTokens, putTokens(nil, tokens{1, 5, running, nil, nil})},
 		{"tokens: 4 GB", decodesTokens, edit(goodTokens, 8, 0xff, 0xff, 0xff, 0xff)},
 		{"tokens: position", decodesTokens, edit(goodTokens, 4, 0xff, 0xff, 0xff, 0xff)},
 		{"tokens: finish", decodesTokens, edit(goodTokens, 12, 3)},
 		{"tokens: trailing", decodesTokens, append(bytes.Clone(goodTokens), 0)},
-		{"tokens: negative", decodesTokens, putTokens(nil, tokens{1, 5, running, []int32{-1}})},
+		{"tokens: negative", decodesTokens, putTokens(nil, tokens{1, 5, running, []int32{-1}, nil})},
+		{"tokens: probs", decodesTokens, edit(goodTokens, 13, 2)},
+		{"tokens: reserved", decodesTokens, edit(likely, 14, 1)},
+		{"tokens: probs missing", decodesTokens, edit(goodTokens, 13, 1)},
+		{"tokens: probs unsaid", decodesTokens, edit(likely, 13, 0)},
+		{"tokens: half a prob", decodesTokens, likely[:len(likely)-4]},
+		{"tokens: top cut", decodesTokens, likely[:len(likely)-8]},
+		{"tokens: probs trailing", decodesTokens, append(bytes.Clone(likely), 0)},
+		{"tokens: too many with probs", decodesTokens, putTokens(nil, tokens{1, 5, running, make([]int32, maxProbs+1), make([]Prob, maxProbs+1)})},
+		{"tokens: 4 GB of others", decodesTokens, edit(likely, 28, 0xff, 0xff, 0xff, 0xff)},
+		{"tokens: too many others", decodesTokens, putTokens(nil, tokens{1, 5, running, []int32{1}, []Prob{{Top: make([]TokenProb, MaxTop+1)}}})},
+		{"tokens: more likely than sure", decodesTokens, edit(likely, 27, 0x3f)},
+		{"tokens: likely as nothing", decodesTokens, edit(likely, 24, nan...)},
+		{"tokens: another of no vocabulary", decodesTokens, edit(likely, 35, 0x80)},
+		{"tokens: another likely as nothing", decodesTokens, edit(likely, 36, nan...)},
 		{"credit: short", decodesCredit, make([]byte, 15)},
 		{"credit: reserved", decodesCredit, le.AppendUint64(le.AppendUint64(nil, 1<<32), 1)},
 		{"ready: long", decodesReady, make([]byte, 5)},
@@ -290,8 +324,8 @@ func FuzzRows(f *testing.F) {
 }
 
 func FuzzControl(f *testing.F) {
-	f.Add(encodeControl(hello{1, "p", "m", 12, 4, 8, 64, F32}))
-	f.Add(encodeControl(welcome{1, 64}))
+	f.Add(encodeControl(hello{wireVersion, "p", "m", 12, 4, 8, 64, F32}))
+	f.Add(encodeControl(welcome{wireVersion, 64}))
 	f.Add(encodeControl(testOpening()))
 	f.Fuzz(func(t *testing.T, payload []byte) {
 		if h, err := decodeHello(payload); err == nil && !bytes.Equal(encodeControl(h), payload) {
@@ -310,7 +344,8 @@ func FuzzControl(f *testing.F) {
 
 func FuzzSmallFrames(f *testing.F) {
 	f.Add(putResume(nil, resume{1, 5, 9, []int32{1, 2}}))
-	f.Add(putTokens(nil, tokens{1, 5, running, []int32{1, 2}}))
+	f.Add(putTokens(nil, tokens{1, 5, running, []int32{1, 2}, nil}))
+	f.Add(putTokens(nil, likelyTokens()))
 	f.Add(putReport(nil, report{1, CodeLost, 2, "x"}))
 	f.Add(putClose(nil, closing{1, false, make([]byte, keySize)}))
 	f.Add(putCredit(nil, 1, 2))

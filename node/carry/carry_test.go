@@ -25,6 +25,7 @@ type counting struct {
 	pace    time.Duration // of a token
 	first   time.Duration // until the first one
 	fail    int           // after so many tokens it fails; 0: never
+	lacks   gateway.Abilities
 
 	mu      sync.Mutex // guards what follows
 	running int
@@ -37,7 +38,10 @@ type fullError struct{ error }
 
 func (fullError) RetryAfter() time.Duration { return 3 * time.Second }
 
-func (e *counting) Start(ctx context.Context, req gateway.Request) (Tokens, error) {
+func (e *counting) Start(ctx context.Context, req gateway.Request, extra gateway.Extra) (Tokens, error) {
+	if e.lacks != (gateway.Abilities{}) {
+		return nil, lackingError{e.lacks}
+	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.running >= e.slots {
@@ -53,7 +57,7 @@ func (e *counting) Start(ctx context.Context, req gateway.Request) (Tokens, erro
 	if req.MaxTokens > 0 {
 		n = min(n, req.MaxTokens)
 	}
-	return &count{e: e, last: req.Prompt[len(req.Prompt)-1], left: n, due: time.Now().Add(e.first)}, nil
+	return &count{e: e, extra: extra, last: req.Prompt[len(req.Prompt)-1], left: n, due: time.Now().Add(e.first)}, nil
 }
 
 func (e *counting) busy() int {
@@ -62,8 +66,14 @@ func (e *counting) busy() int {
 	return e.running
 }
 
+type lackingError struct{ lacks gateway.Abilities }
+
+func (e lackingError) Error() string            { return "this engine is a plain one" }
+func (e lackingError) Lacks() gateway.Abilities { return e.lacks }
+
 type count struct {
 	e          *counting
+	extra      gateway.Extra
 	last       int32
 	left, sent int
 	due        time.Time
@@ -89,6 +99,14 @@ func (c *count) Next(ctx context.Context) (int32, error) {
 	c.e.ahead = max(c.e.ahead, c.sent)
 	c.e.mu.Unlock()
 	return c.last, nil
+}
+
+// Prob is likely as the token is small, beside those that follow on it.
+func (c *count) Prob() (chosen gateway.TokenProb, top []gateway.TokenProb) {
+	for i := range int32(c.extra.Top) {
+		top = append(top, gateway.TokenProb{ID: c.last + i, Logprob: -float32(c.last + i)})
+	}
+	return gateway.TokenProb{ID: c.last, Logprob: -float32(c.last)}, top
 }
 
 func (c *count) Cached() int    { return 2 }
@@ -211,7 +229,7 @@ func TestAnswer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, "a", "b")
 		w.engines["a"].first = 20 * time.Second // longer than silence: WAIT keeps it alive
-		a, err := w.client.Start(t.Context(), request(1000))
+		a, err := w.client.Start(t.Context(), request(1000), gateway.Extra{})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -230,7 +248,7 @@ func TestAnswer(t *testing.T) {
 func TestSlowClient(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, "a")
-		a, err := w.client.Start(t.Context(), request(2000))
+		a, err := w.client.Start(t.Context(), request(2000), gateway.Extra{})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -263,7 +281,7 @@ func TestClientLeaves(t *testing.T) {
 		w.engines["a"].pace = time.Second
 		for _, after := range []time.Duration{0, 500 * time.Millisecond, 5 * time.Second} {
 			ctx, cancel := context.WithTimeout(t.Context(), after)
-			a, err := w.client.Start(ctx, request(100))
+			a, err := w.client.Start(ctx, request(100), gateway.Extra{})
 			if err == nil {
 				_, err = w.rest(ctx, a, 0)
 			}
@@ -284,7 +302,7 @@ func TestNextAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, "a")
 		w.engines["a"].pace = 700 * time.Millisecond
-		a, err := w.client.Start(t.Context(), request(20))
+		a, err := w.client.Start(t.Context(), request(20), gateway.Extra{})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -328,7 +346,7 @@ func TestSecondServer(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				w := newWorld(t, "a", "b")
 				tt.begin(w)
-				a, err := w.client.Start(t.Context(), request(10))
+				a, err := w.client.Start(t.Context(), request(10), gateway.Extra{})
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -385,7 +403,7 @@ func TestNoSecondServer(t *testing.T) {
 				w := newWorld(t, "a", "b")
 				tt.begin(w)
 				n := 0
-				a, err := w.client.Start(t.Context(), request(10))
+				a, err := w.client.Start(t.Context(), request(10), gateway.Extra{})
 				if err == nil {
 					n, err = w.rest(t.Context(), a, 0)
 				}
@@ -409,16 +427,16 @@ func TestAllFull(t *testing.T) {
 		for _, gone := range []string{"none", "a", "b"} {
 			w.down = map[string]bool{gone: true}
 			var busy *BusyError
-			if _, err := w.client.Start(t.Context(), request(10)); !errors.As(err, &busy) || busy.RetryAfter() != 3*time.Second {
+			if _, err := w.client.Start(t.Context(), request(10), gateway.Extra{}); !errors.As(err, &busy) || busy.RetryAfter() != 3*time.Second {
 				t.Errorf("%s is gone: %v", gone, err)
 			}
 		}
 		w.down = map[string]bool{"a": true, "b": true}
-		if _, err := w.client.Start(t.Context(), request(10)); err == nil || !strings.Contains(err.Error(), "no route") {
+		if _, err := w.client.Start(t.Context(), request(10), gateway.Extra{}); err == nil || !strings.Contains(err.Error(), "no route") {
 			t.Errorf("both are gone: %v", err)
 		}
 		w.targets = nil
-		if _, err := w.client.Start(t.Context(), request(10)); !errors.Is(err, ErrNobody) {
+		if _, err := w.client.Start(t.Context(), request(10), gateway.Extra{}); !errors.Is(err, ErrNobody) {
 			t.Errorf("there is none: %v", err)
 		}
 		w.free(time.Second)
@@ -485,11 +503,11 @@ func TestClose(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, "a")
 		w.engines["a"].pace = time.Second
-		quick, err := w.client.Start(t.Context(), request(3))
+		quick, err := w.client.Start(t.Context(), request(3), gateway.Extra{})
 		if err != nil {
 			t.Fatal(err)
 		}
-		slow, err := w.client.Start(t.Context(), request(1000))
+		slow, err := w.client.Start(t.Context(), request(1000), gateway.Extra{})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -507,7 +525,7 @@ func TestClose(t *testing.T) {
 		if _, err := w.rest(t.Context(), slow, 0); err == nil || !strings.Contains(err.Error(), "the node is stopping") {
 			t.Errorf("the slow one: %v", err)
 		}
-		if _, err := w.client.Start(t.Context(), request(3)); err == nil || !strings.Contains(err.Error(), "not ready: the node is stopping") {
+		if _, err := w.client.Start(t.Context(), request(3), gateway.Extra{}); err == nil || !strings.Contains(err.Error(), "not ready: the node is stopping") {
 			t.Errorf("afterwards: %v", err)
 		}
 	})
@@ -520,14 +538,14 @@ func TestRefusedRequests(t *testing.T) {
 		for want, req := range map[string]gateway.Request{
 			"prompt of 0 tokens": {}, "temperature is -1": {Prompt: []int32{1}, Temperature: -1}, "answer of -1": {Prompt: []int32{1}, MaxTokens: -1},
 		} {
-			if _, err := w.client.Start(t.Context(), req); err == nil || !strings.Contains(err.Error(), want) {
+			if _, err := w.client.Start(t.Context(), req, gateway.Extra{}); err == nil || !strings.Contains(err.Error(), want) {
 				t.Errorf("%v, want %q", err, want)
 			}
 		}
 		if w.calls("a") != 0 {
 			t.Error("the server was asked")
 		}
-		a, err := w.client.Start(t.Context(), gateway.Request{Prompt: []int32{8, 9}, MaxTokens: 1 << 40})
+		a, err := w.client.Start(t.Context(), gateway.Request{Prompt: []int32{8, 9}, MaxTokens: 1 << 40}, gateway.Extra{})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -46,15 +46,15 @@ type Client struct {
 func NewClient(cfg ClientConfig) *Client { return &Client{cfg: cfg, mine: map[string]int{}} }
 
 // Start has a request answered, and returns once a server took it. The end of ctx ends it. Errors:
-// ErrNobody, *LongError, *BusyError, *RefusedError, what is wrong with the request, or why no server
+// ErrNobody, *LongError, *BusyError, *LacksError, *RefusedError, what is wrong with the request, or why no server
 // was reached.
-func (c *Client) Start(ctx context.Context, req gateway.Request) (*Answer, error) {
-	asked := askOf(c.cfg.Model, &req)
+func (c *Client) Start(ctx context.Context, req gateway.Request, extra gateway.Extra) (*Answer, error) {
+	asked := askOf(c.cfg.Model, &req, &extra)
 	payload, err := asked.encode()
 	if err != nil {
 		return nil, err
 	}
-	a := &Answer{client: c, req: req, ask: payload, notify: make(chan struct{}, 1), begun: make(chan struct{}), told: make(chan struct{}, 1)}
+	a := &Answer{client: c, req: req, asked: asked, ask: payload, notify: make(chan struct{}, 1), begun: make(chan struct{}), told: make(chan struct{}, 1)}
 	go a.run(ctx)
 	select {
 	case <-a.begun:
@@ -97,13 +97,15 @@ func (c *Client) use(peer string) (end func()) {
 type Answer struct {
 	client *Client
 	req    gateway.Request
-	ask    []byte        // req as an ASK
+	asked  ask
+	ask    []byte        // asked as it travels
 	begun  chan struct{} // closed when a server took the request, or none did
 	notify chan struct{} // something changed for Next; holds one
 	told   chan struct{} // more was read than the server knows; holds one
 
 	mu     sync.Mutex // guards what follows
-	tokens []int32    // that were not read yet, at most Window
+	tokens []likely   // that were not read yet, at most Window
+	read   likely     // that Next returned last
 	got    int        // tokens that came
 	saying int        // tokens that the server knows to be read
 	taken  bool       // by the server that is tried
@@ -119,8 +121,8 @@ func (a *Answer) Next(ctx context.Context) (int32, error) {
 	for {
 		a.mu.Lock()
 		if len(a.tokens) > 0 {
-			t := a.tokens[0]
-			a.tokens = a.tokens[1:]
+			a.read, a.tokens = a.tokens[0], a.tokens[1:]
+			t := a.read.of.ID
 			if a.got-len(a.tokens)-a.saying >= Window/4 {
 				wake(a.told)
 			}
@@ -138,6 +140,14 @@ func (a *Answer) Next(ctx context.Context) (int32, error) {
 			return 0, ctx.Err()
 		}
 	}
+}
+
+// Prob is the log-probability of the token that Next returned last, and of the likeliest tokens at
+// its place, where they were asked for. They have no bytes.
+func (a *Answer) Prob() (chosen gateway.TokenProb, top []gateway.TokenProb) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.read.of, a.read.top
 }
 
 // Finish says why a complete answer ended, "stop" or "length". It is "" before.
@@ -239,7 +249,7 @@ func (a *Answer) try(ctx context.Context, t Target) error {
 	ended := make(chan struct{})
 	defer close(ended)
 	writing.Go(func() { a.write(c, ended) })
-	err = a.read(c, t)
+	err = a.receive(c, t)
 	var broken *protocolError
 	if errors.As(err, &broken) {
 		a.client.cfg.Fault(t.Peer, err)
@@ -276,8 +286,8 @@ type protocolError struct{ error }
 
 func broke(format string, args ...any) error { return &protocolError{fmt.Errorf(format, args...)} }
 
-// read takes in what a server sends, until the answer is complete.
-func (a *Answer) read(c Conn, t Target) error {
+// receive takes in what a server sends, until the answer is complete.
+func (a *Answer) receive(c Conn, t Target) error {
 	in := p2p.NewFrameReader(c, maxAnswer)
 	for {
 		f, err := receive(c, in, silence)
@@ -312,13 +322,24 @@ func (a *Answer) take(t Target, f p2p.Frame) (over bool, err error) {
 		if err != nil {
 			return false, broke("node %s: %w", t.Peer, err)
 		}
+		if r.code == CodeProtocol && !a.taken && a.asked.wishes() { // it speaks version 1 alone
+			r.code, r.lacks = CodeLacks, gateway.Abilities{Grammar: true, Special: true, Logprobs: true}
+		}
 		return false, errorOf(t.Peer, r)
 	case f.Type == frameBegun && len(f.Payload) == 0 && !a.taken:
 		a.taken = true
 		a.beginLocked()
 	case f.Type == frameWait && len(f.Payload) == 0:
-	case f.Type == frameTokens && a.taken:
-		return false, a.addLocked(t, f.Payload)
+	case f.Type == frameTokens && a.taken && !a.asked.Logprobs:
+		cached, list, err := decodeAnswer(f.Payload, a.client.cfg.Vocab)
+		add := make([]likely, len(list))
+		for i, id := range list {
+			add[i].of.ID = id
+		}
+		return false, a.addLocked(t, cached, add, err)
+	case f.Type == frameLikely && a.taken && a.asked.Logprobs:
+		l, err := decodeLikely(f.Payload, a.client.cfg.Vocab)
+		return false, a.addLocked(t, l.cached, []likely{l}, err)
 	case f.Type == frameEnd && a.got > 0:
 		a.finish, err = decodeEnd(f.Payload)
 		if err != nil {
@@ -331,12 +352,13 @@ func (a *Answer) take(t Target, f p2p.Frame) (over bool, err error) {
 	return false, nil
 }
 
-// addLocked takes in tokens.
-func (a *Answer) addLocked(t Target, payload []byte) error {
-	cached, list, err := decodeAnswer(payload, a.client.cfg.Vocab)
+// addLocked takes in tokens, or the error with which they were read.
+func (a *Answer) addLocked(t Target, cached int, list []likely, err error) error {
 	switch {
 	case err != nil:
 		return broke("node %s: %w", t.Peer, err)
+	case len(list[0].top) > a.asked.Top:
+		return broke("node %s: a token beside %d others, %d were asked for", t.Peer, len(list[0].top), a.asked.Top)
 	case a.got+len(list)-a.saying > Window:
 		return broke("node %s: %d tokens beyond those that were read, at most %d", t.Peer, a.got+len(list)-a.saying, Window)
 	case a.req.MaxTokens > 0 && a.got+len(list) > a.req.MaxTokens:

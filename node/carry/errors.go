@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"time"
+
+	"kvasird/node/gateway"
 )
 
 // ErrNobody says that nobody answers for the model now.
@@ -42,6 +44,18 @@ func (e *LongError) Error() string {
 // ContextLength returns both numbers.
 func (e *LongError) ContextLength() (prompt, limit int) { return e.Prompt, e.Limit }
 
+// LacksError is a RefusedError of a server that cannot serve a wish of the request.
+type LacksError struct {
+	RefusedError
+	lacks gateway.Abilities
+}
+
+// Unwrap makes errors.As find the RefusedError.
+func (e *LacksError) Unwrap() error { return &e.RefusedError }
+
+// Lacks is what the server cannot serve.
+func (e *LacksError) Lacks() gateway.Abilities { return e.lacks }
+
 // errorOf is a refusal as clients see it.
 func errorOf(peer string, r *refusal) error {
 	refused := RefusedError{peer, r.code, r.text}
@@ -50,6 +64,8 @@ func errorOf(peer string, r *refusal) error {
 		return &BusyError{refused, r.retry}
 	case CodeLong:
 		return &LongError{r.prompt, r.limit}
+	case CodeLacks:
+		return &LacksError{refused, r.lacks}
 	}
 	return &refused
 }
@@ -59,6 +75,7 @@ func refusalOf(err error) *refusal {
 	var r *refusal
 	var busy interface{ RetryAfter() time.Duration }
 	var long interface{ ContextLength() (prompt, limit int) }
+	var lacking interface{ Lacks() gateway.Abilities }
 	switch {
 	case errors.As(err, &r):
 		return r
@@ -68,6 +85,8 @@ func refusalOf(err error) *refusal {
 		r = &refusal{code: CodeLong, text: err.Error()}
 		r.prompt, r.limit = long.ContextLength()
 		return r
+	case errors.As(err, &lacking) && lacking.Lacks() != gateway.Abilities{}:
+		return &refusal{code: CodeLacks, lacks: lacking.Lacks(), text: err.Error()}
 	}
 	return &refusal{code: CodeFailed, text: err.Error()}
 }

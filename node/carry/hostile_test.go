@@ -27,8 +27,8 @@ func frames(list ...p2p.Frame) []byte {
 }
 
 func askFrame(t testing.TB, change func(*ask)) p2p.Frame {
-	r := sampleRequest()
-	a := askOf(modelA, &r)
+	r, x := sampleRequest(), sampleExtra()
+	a := askOf(modelA, &r, &x)
 	if change != nil {
 		change(&a)
 	}
@@ -56,7 +56,7 @@ func TestHostileClient(t *testing.T) {
 		{"another model", frames(askFrame(t, func(a *ask) { a.Model = make([]byte, 32) }), prompt), CodeNotReady, "another model"},
 		{"a prompt that does not fit is not read", frames(askFrame(t, func(a *ask) { a.Prompt = 2048 })), CodeLong, ""},
 		{"not an ask", frames(prompt), CodeProtocol, "type 2, want 1"},
-		{"an ask too large", []byte{1, 0x80, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}, CodeProtocol, "frame too large"},
+		{"an ask too large", []byte{1, 0x80, 0x10, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}, CodeProtocol, "frame too large"},
 		{"an ask that is malformed", frames(p2p.Frame{Type: frameAsk, Payload: []byte{0xa0}}), CodeProtocol, "deterministic encoding"},
 		{"flags", frames(p2p.Frame{Type: frameAsk, Flags: 1, Payload: good.Payload}), CodeProtocol, "flags 0x1"},
 		{"an id", frames(p2p.Frame{Type: frameAsk, ID: 1, Payload: good.Payload}), CodeProtocol, "id 1"},
@@ -122,27 +122,37 @@ func TestHostileServer(t *testing.T) {
 	for i := range int32(Window + 1) {
 		flood = append(flood, tokens(10+i))
 	}
+	maybe := func(top ...gateway.TokenProb) p2p.Frame {
+		return p2p.Frame{Type: frameLikely, Payload: putLikely(nil, &likely{0, gateway.TokenProb{ID: 10}, top})}
+	}
 	for _, tt := range []struct {
-		name string
-		sent []byte
-		want string // of the fault; "": another answered
-		late bool   // after tokens
+		name  string
+		sent  []byte
+		want  string // of the fault
+		late  bool   // after tokens; else another answered
+		extra gateway.Extra
 	}{
-		{"tokens before it took the request", frames(tokens(10)), "type 6", false},
-		{"the end before tokens", frames(begun, end), "type 7", false},
-		{"begins twice", frames(begun, begun), "type 4", false},
-		{"begins with something", frames(p2p.Frame{Type: frameBegun, Payload: []byte{1}}), "type 4 with 1", false},
-		{"waits for something", frames(begun, p2p.Frame{Type: frameWait, Payload: []byte{1}}), "type 5 with 1", false},
-		{"unknown frame", frames(p2p.Frame{Type: 99}), "type 99", false},
-		{"flags", frames(p2p.Frame{Type: frameBegun, Flags: 2}), "flags 0x2", false},
-		{"a frame too large", []byte{0, 0, 1, 0, 6, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}, "frame too large", false},
-		{"a token beyond the vocabulary", frames(begun, tokens(1<<20)), "vocabulary has 1048576", false},
-		{"a prompt that was cached twice", frames(begun, p2p.Frame{Type: frameTokens, Payload: putAnswer(nil, 4, 10)}), "a prompt of 3", false},
-		{"malformed refusal", frames(p2p.Frame{Type: frameRefused}), "refusal of 0", false},
-		{"malformed tokens", frames(begun, tokens(10), p2p.Frame{Type: frameTokens}), "0 bytes", true},
-		{"malformed end", frames(begun, tokens(10), p2p.Frame{Type: frameEnd}), "end frame", true},
-		{"more than was asked for", frames(begun, tokens(10, 11), tokens(12, 13)), "at most 3", true},
-		{"more than the window", frames(flood...), "257 tokens beyond", true},
+		{"log-probabilities that were not asked for", frames(begun, maybe()), "type 9", false, wishes(false)},
+		{"tokens without log-probabilities", frames(begun, tokens(10)), "type 6", false, wishes(true)},
+		{"more beside than was asked for", frames(begun, maybe(make([]gateway.TokenProb, 2)...)), "beside 2 others, 1 were", false, wishes(true)},
+		{"another beyond the vocabulary", frames(begun, maybe(gateway.TokenProb{ID: 1 << 20})), "vocabulary has 1048576", false, wishes(true)},
+		{"malformed likely", frames(begun, maybe(), p2p.Frame{Type: frameLikely}), "likely frame of 0", true, wishes(true)},
+
+		{"tokens before it took the request", frames(tokens(10)), "type 6", false, wishes(false)},
+		{"the end before tokens", frames(begun, end), "type 7", false, wishes(false)},
+		{"begins twice", frames(begun, begun), "type 4", false, wishes(false)},
+		{"begins with something", frames(p2p.Frame{Type: frameBegun, Payload: []byte{1}}), "type 4 with 1", false, wishes(false)},
+		{"waits for something", frames(begun, p2p.Frame{Type: frameWait, Payload: []byte{1}}), "type 5 with 1", false, wishes(false)},
+		{"unknown frame", frames(p2p.Frame{Type: 99}), "type 99", false, wishes(false)},
+		{"flags", frames(p2p.Frame{Type: frameBegun, Flags: 2}), "flags 0x2", false, wishes(false)},
+		{"a frame too large", []byte{0, 0, 1, 0, 6, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}, "frame too large", false, wishes(false)},
+		{"a token beyond the vocabulary", frames(begun, tokens(1<<20)), "vocabulary has 1048576", false, wishes(false)},
+		{"a prompt that was cached twice", frames(begun, p2p.Frame{Type: frameTokens, Payload: putAnswer(nil, 4, 10)}), "a prompt of 3", false, wishes(false)},
+		{"malformed refusal", frames(p2p.Frame{Type: frameRefused}), "refusal of 0", false, wishes(false)},
+		{"malformed tokens", frames(begun, tokens(10), p2p.Frame{Type: frameTokens}), "0 bytes", true, wishes(false)},
+		{"malformed end", frames(begun, tokens(10), p2p.Frame{Type: frameEnd}), "end frame", true, wishes(false)},
+		{"more than was asked for", frames(begun, tokens(10, 11), tokens(12, 13)), "at most 3", true, wishes(false)},
+		{"more than the window", frames(flood...), "257 tokens beyond", true, wishes(false)},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -157,7 +167,7 @@ func TestHostileServer(t *testing.T) {
 					most = 0
 				}
 				n := 0
-				a, err := w.client.Start(t.Context(), request(most))
+				a, err := w.client.Start(t.Context(), request(most), tt.extra)
 				if err == nil && tt.late {
 					time.Sleep(time.Millisecond) // nothing is read meanwhile
 				}
@@ -203,11 +213,20 @@ func FuzzServe(f *testing.F) {
 	})
 }
 
+// wishes are log-probabilities beside one other, or nothing.
+func wishes(logprobs bool) gateway.Extra {
+	if logprobs {
+		return gateway.Extra{Logprobs: true, Top: 1}
+	}
+	return gateway.Extra{}
+}
+
 // FuzzAnswer feeds a client what a server may send.
 func FuzzAnswer(f *testing.F) {
-	f.Add(frames(p2p.Frame{Type: frameBegun}, p2p.Frame{Type: frameTokens, Payload: putAnswer(nil, 1, 5)}, p2p.Frame{Type: frameEnd, Payload: putEnd("stop")}))
-	f.Add(frames(p2p.Frame{Type: frameRefused, Payload: putRefusal(nil, &refusal{code: CodeBusy, text: "x"})}))
-	f.Fuzz(func(t *testing.T, b []byte) {
+	f.Add(frames(p2p.Frame{Type: frameBegun}, p2p.Frame{Type: frameTokens, Payload: putAnswer(nil, 1, 5)}, p2p.Frame{Type: frameEnd, Payload: putEnd("stop")}), false)
+	f.Add(frames(p2p.Frame{Type: frameBegun}, p2p.Frame{Type: frameLikely, Payload: putLikely(nil, &likely{top: make([]gateway.TokenProb, 1)})}), true)
+	f.Add(frames(p2p.Frame{Type: frameRefused, Payload: putRefusal(nil, &refusal{code: CodeBusy, text: "x"})}), false)
+	f.Fuzz(func(t *testing.T, b []byte, logprobs bool) {
 		c := NewClient(ClientConfig{
 			Model: modelA, Vocab: 100, Logger: quiet, Fault: func(string, error) {},
 			Targets: func() []Target { return []Target{{Peer: "a", Context: 64}} },
@@ -218,7 +237,7 @@ func FuzzAnswer(f *testing.F) {
 				return near, nil
 			},
 		})
-		a, err := c.Start(t.Context(), gateway.Request{Prompt: []int32{1, 2}, MaxTokens: 8})
+		a, err := c.Start(t.Context(), gateway.Request{Prompt: []int32{1, 2}, MaxTokens: 8}, wishes(logprobs))
 		for n := 0; err == nil; n++ {
 			var token int32
 			if token, err = a.Next(t.Context()); err == nil && (token < 0 || token >= 100 || n >= 8) {

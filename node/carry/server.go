@@ -46,13 +46,14 @@ type Tokens interface {
 	Next(ctx context.Context) (int32, error)
 	Cached() int // tokens of the prompt that were not computed again
 	Finish() string
+	gateway.ProbStream
 }
 
 // Answerer is what a server answers from. The end of ctx ends a request and frees what it holds.
 // Errors have the methods that gateway.Engine names.
 type Answerer interface {
 	Context() int // tokens of one request, prompt and answer together
-	Start(ctx context.Context, req gateway.Request) (Tokens, error)
+	Start(ctx context.Context, req gateway.Request, extra gateway.Extra) (Tokens, error)
 }
 
 // ServerConfig is what a server needs.
@@ -238,18 +239,18 @@ func read(c Conn, in *p2p.FrameReader, want uint8, within time.Duration) ([]byte
 // answer reads the request and sends what comes of it. What it leaves in reading ends when c is
 // closed.
 func (s *Server) answer(peer string, c Conn, out *p2p.FrameWriter, reading *sync.WaitGroup) error {
-	from, req, err := s.readRequest(c)
+	from, req, extra, err := s.readRequest(c)
 	if err != nil {
 		return err
 	}
 	req.Owner = peer // those whom it serves share its turns
 	ctx, cancel := context.WithCancelCause(context.Background())
 	defer cancel(nil)
-	t, err := from.Start(ctx, req)
+	t, err := from.Start(ctx, req, extra)
 	if err != nil {
 		return err
 	}
-	l := &answering{c: c, out: out, tokens: t, news: make(chan struct{}, 1)}
+	l := &answering{c: c, out: out, tokens: t, extra: extra, news: make(chan struct{}, 1)}
 	reading.Go(func() { cancel(l.read(p2p.NewFrameReader(c, 4))) })
 	ended := make(chan struct{})
 	defer close(ended)
@@ -270,35 +271,34 @@ func (s *Server) answer(peer string, c Conn, out *p2p.FrameWriter, reading *sync
 }
 
 // readRequest reads what is asked for and finds who answers it.
-func (s *Server) readRequest(c Conn) (Answerer, gateway.Request, error) {
-	var none gateway.Request
+func (s *Server) readRequest(c Conn) (from Answerer, req gateway.Request, extra gateway.Extra, err error) {
 	payload, err := read(c, p2p.NewFrameReader(c, maxAsk), frameAsk, askTime)
 	if err != nil {
-		return nil, none, err
+		return nil, req, extra, err
 	}
 	a, err := decodeAsk(payload)
 	if err != nil {
-		return nil, none, refuse(CodeProtocol, "%v", err)
+		return nil, req, extra, refuse(CodeProtocol, "%v", err)
 	}
-	from, err := s.cfg.Find(gguf.ModelID(a.Model))
+	from, err = s.cfg.Find(gguf.ModelID(a.Model))
 	if err != nil {
-		return nil, none, refuse(CodeNotReady, "%v", err)
+		return nil, req, extra, refuse(CodeNotReady, "%v", err)
 	}
 	if limit := from.Context(); a.Prompt >= limit { // before memory is taken for it
-		return nil, none, &refusal{code: CodeLong, prompt: a.Prompt, limit: limit}
+		return nil, req, extra, &refusal{code: CodeLong, prompt: a.Prompt, limit: limit}
 	}
 	payload, err = read(c, p2p.NewFrameReader(c, 4*a.Prompt), framePrompt, askTime)
 	if err != nil {
-		return nil, none, err
+		return nil, req, extra, err
 	}
-	req := a.request()
+	req = a.request()
 	if req.Prompt, err = decodeTokens(payload, 0); err != nil {
-		return nil, none, refuse(CodeProtocol, "%v", err)
+		return nil, req, extra, refuse(CodeProtocol, "%v", err)
 	}
 	if len(req.Prompt) != a.Prompt {
-		return nil, none, refuse(CodeProtocol, "prompt of %d tokens, %d were told", len(req.Prompt), a.Prompt)
+		return nil, req, extra, refuse(CodeProtocol, "prompt of %d tokens, %d were told", len(req.Prompt), a.Prompt)
 	}
-	return from, req, nil
+	return from, req, a.extra(), nil
 }
 
 // answering is an answer on its way to the client.
@@ -306,6 +306,7 @@ type answering struct {
 	c      Conn
 	out    *p2p.FrameWriter
 	tokens Tokens
+	extra  gateway.Extra
 	news   chan struct{} // taken has changed; holds one
 	sent   uint32        // tokens, of run alone
 
@@ -382,11 +383,21 @@ func (l *answering) next(ctx context.Context) error {
 	switch {
 	case err == nil:
 		l.sent++
-		return l.send(frameTokens, putAnswer(nil, min(l.tokens.Cached(), MaxPrompt), t))
+		return l.tell(t)
 	case ctx.Err() == nil && limit.Err() != nil && !errors.Is(err, io.EOF):
 		return l.send(frameWait, nil)
 	}
 	return err
+}
+
+// tell sends a token.
+func (l *answering) tell(t int32) error {
+	cached := min(l.tokens.Cached(), MaxPrompt)
+	if !l.extra.Logprobs {
+		return l.send(frameTokens, putAnswer(nil, cached, t))
+	}
+	chosen, top := l.tokens.Prob()
+	return l.send(frameLikely, putLikely(nil, &likely{cached, chosen, top}))
 }
 
 // await waits for the client to read.

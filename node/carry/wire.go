@@ -14,16 +14,26 @@ package carry
 //	5 WAIT     server  empty: it is still there; at least every wordEvery while nothing else is sent
 //	6 TOKENS   server  tokens of the prompt that were not computed again u32, then tokens u32, 1 to
 //	                   Window; never more than Window beyond what TAKEN said
+//	9 LIKELY   server  a token with log-probabilities, where ASK wants them, and then instead of
+//	                   TOKENS: tokens of the prompt that were not computed again u32, token u32,
+//	                   log-probability f32, n u32 (up to what ASK says), n × (token u32,
+//	                   log-probability f32)
 //	7 END      server  finish u8 (1 the model ended it, 2 as long as was asked for), zero u8 × 3
 //	8 REFUSED  server  code u16, zero u16, milliseconds after which to come again u32, tokens of
 //	                   the prompt u32, tokens that fit u32, UTF-8 text (up to maxText bytes); the
-//	                   figures are 0 where the code has none. Instead of BEGUN, or later
+//	                   figures are 0 where the code has none. With CodeLacks the first one is what
+//	                   is lacking: 1 grammars, 2 the text of control tokens, 4 log-probabilities.
+//	                   Instead of BEGUN, or later
 //
 // ASK is a deterministic CBOR map with integer keys: 1 version, 2 model id (32 bytes), 3 tokens of
 // the prompt (1 to MaxPrompt), 4 most tokens of the answer (0: as many as fit), 5 temperature, 6 top
 // k, 7 top p, 8 min p, 9 seed, 10 repeat, 11 frequency and 12 presence penalty, 13 logit bias by
-// token (up to maxBias); from 4 on a key is left out where its value is zero. Decoding refuses any
-// other encoding of the same value, unknown keys and keys given twice.
+// token (up to maxBias); and in version 2, which no ASK without one of these has, 14 grammar (GBNF,
+// up to gateway.MaxGrammar bytes), 15 its triggers (up to maxTriggers of 1 to maxTrigger bytes), 16
+// whether the answer has the text of control tokens, 17 whether tokens come with log-probabilities,
+// and 18 beside how many others (up to MaxTop). From 4 on a key is left out where its value is zero.
+// Decoding refuses any other encoding of the same value, unknown keys and keys given twice. A server
+// that speaks version 1 alone refuses version 2 with CodeProtocol.
 
 import (
 	"bytes"
@@ -31,9 +41,6 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"strings"
-	"time"
-	"unicode"
 	"unicode/utf8"
 
 	"github.com/fxamacker/cbor/v2"
@@ -50,12 +57,20 @@ const (
 	// MaxPrompt bounds the tokens of a prompt.
 	MaxPrompt = 1 << 20
 
-	wireVersion = 1
-	maxAsk      = 32 << 10
-	maxText     = 1 << 10
-	maxBias     = 1024
-	refusedHead = 16
-	maxAnswer   = max(4+4*Window, refusedHead+maxText) // bytes of a server's payload
+	// MaxTop bounds the tokens that one is told beside.
+	MaxTop = 20
+
+	plainVersion = 1
+	extraVersion = 2
+	maxAsk       = 32<<10 + gateway.MaxGrammar
+	maxTriggers  = 16
+	maxTrigger   = 256 // bytes
+	likelyHead   = 16
+	topSize      = 8
+	maxText      = 1 << 10
+	maxBias      = 1024
+	refusedHead  = 16
+	maxAnswer    = max(4+4*Window, refusedHead+maxText) // bytes of a server's payload
 )
 
 const (
@@ -67,6 +82,7 @@ const (
 	frameTokens
 	frameEnd
 	frameRefused
+	frameLikely
 )
 
 // Code says why a server refused or ended a request.
@@ -79,11 +95,12 @@ const (
 	CodeBusy                     // too many requests, of this peer or in all: later, or elsewhere
 	CodeLong                     // the prompt does not fit
 	CodeFailed                   // the request was taken and could not be answered
+	CodeLacks                    // what answers here cannot serve a wish of the request
 
-	lastCode = CodeFailed
+	lastCode = CodeLacks
 )
 
-var codeNames = [...]string{"", "protocol", "rights", "not ready", "busy", "too long", "failed"}
+var codeNames = [...]string{"", "protocol", "rights", "not ready", "busy", "too long", "failed", "lacks"}
 
 func (c Code) String() string {
 	if c > 0 && int(c) < len(codeNames) {
@@ -110,14 +127,33 @@ type ask struct {
 	FrequencyPenalty float32           `cbor:"11,keyasint,omitempty"`
 	PresencePenalty  float32           `cbor:"12,keyasint,omitempty"`
 	LogitBias        map[int32]float32 `cbor:"13,keyasint,omitempty"`
+	Grammar          string            `cbor:"14,keyasint,omitempty"`
+	Triggers         []string          `cbor:"15,keyasint,omitempty"`
+	Special          bool              `cbor:"16,keyasint,omitempty"`
+	Logprobs         bool              `cbor:"17,keyasint,omitempty"`
+	Top              int               `cbor:"18,keyasint,omitempty"`
 }
 
-func askOf(model gguf.ModelID, r *gateway.Request) ask {
-	return ask{
-		Version: wireVersion, Model: model[:], Prompt: len(r.Prompt), Most: min(r.MaxTokens, math.MaxInt32), Temperature: r.Temperature,
+func askOf(model gguf.ModelID, r *gateway.Request, x *gateway.Extra) ask {
+	a := ask{
+		Version: plainVersion, Model: model[:], Prompt: len(r.Prompt), Most: min(r.MaxTokens, math.MaxInt32), Temperature: r.Temperature,
 		TopK: r.TopK, TopP: r.TopP, MinP: r.MinP, Seed: r.Seed, RepeatPenalty: r.RepeatPenalty,
 		FrequencyPenalty: r.FrequencyPenalty, PresencePenalty: r.PresencePenalty, LogitBias: r.LogitBias,
+		Grammar: x.Grammar, Triggers: x.Triggers, Special: x.Special, Logprobs: x.Logprobs, Top: x.Top,
 	}
+	if a.wishes() {
+		a.Version = extraVersion
+	}
+	return a
+}
+
+// wishes says whether there is something that not all servers know.
+func (a *ask) wishes() bool {
+	return a.Grammar != "" || len(a.Triggers) > 0 || a.Special || a.Logprobs || a.Top != 0
+}
+
+func (a *ask) extra() gateway.Extra {
+	return gateway.Extra{Grammar: a.Grammar, Triggers: a.Triggers, Special: a.Special, Logprobs: a.Logprobs, Top: a.Top}
 }
 
 // request is what is asked, but for the prompt.
@@ -171,8 +207,10 @@ func decodeAsk(payload []byte) (a ask, err error) {
 
 func (a *ask) check() error {
 	switch {
-	case a.Version != wireVersion:
-		return fmt.Errorf("ask of version %d, this side speaks %d", a.Version, wireVersion)
+	case a.Version != plainVersion && a.Version != extraVersion:
+		return fmt.Errorf("ask of version %d, this side speaks %d and %d", a.Version, plainVersion, extraVersion)
+	case a.wishes() != (a.Version == extraVersion):
+		return fmt.Errorf("ask of version %d with wishes: %v", a.Version, a.wishes())
 	case len(a.Model) != len(gguf.ModelID{}):
 		return fmt.Errorf("model id of %d bytes, want %d", len(a.Model), len(gguf.ModelID{}))
 	case a.Prompt < 1 || a.Prompt > MaxPrompt:
@@ -197,6 +235,23 @@ func (a *ask) check() error {
 	for t, b := range a.LogitBias {
 		if t < 0 || b != b {
 			return fmt.Errorf("logit bias %v of token %d", b, t)
+		}
+	}
+	return a.checkExtra()
+}
+
+func (a *ask) checkExtra() error {
+	switch {
+	case len(a.Grammar) > gateway.MaxGrammar || !utf8.ValidString(a.Grammar):
+		return fmt.Errorf("grammar of %d bytes, want at most %d of text", len(a.Grammar), gateway.MaxGrammar)
+	case len(a.Triggers) > maxTriggers || len(a.Triggers) > 0 && a.Grammar == "":
+		return fmt.Errorf("%d triggers of a grammar of %d bytes, at most %d and none without a grammar", len(a.Triggers), len(a.Grammar), maxTriggers)
+	case a.Top < 0 || a.Top > MaxTop || a.Top > 0 && !a.Logprobs:
+		return fmt.Errorf("%d tokens beside each, at most %d, and with log-probabilities only", a.Top, MaxTop)
+	}
+	for _, t := range a.Triggers {
+		if t == "" || len(t) > maxTrigger || !utf8.ValidString(t) {
+			return fmt.Errorf("trigger %.32q, want 1 to %d bytes of text", t, maxTrigger)
 		}
 	}
 	return nil
@@ -263,56 +318,4 @@ func decodeEnd(payload []byte) (string, error) {
 		return "", fmt.Errorf("end frame % x is malformed", payload[:min(len(payload), 8)])
 	}
 	return finishes[payload[0]], nil
-}
-
-// refusal is a REFUSED.
-type refusal struct {
-	code          Code
-	retry         time.Duration
-	prompt, limit int
-	text          string
-}
-
-func (r *refusal) Error() string { return r.code.String() + ": " + r.text }
-
-func putRefusal(dst []byte, r *refusal) []byte {
-	text := r.text[:min(len(r.text), maxText)]
-	for !utf8.ValidString(text) && len(text) > 0 { // cut inside a rune
-		text = text[:len(text)-1]
-	}
-	le := binary.LittleEndian
-	dst = le.AppendUint32(dst, uint32(r.code))
-	dst = le.AppendUint32(dst, uint32(min(max(r.retry.Milliseconds(), 0), int64(maxRetry/time.Millisecond))))
-	dst = le.AppendUint32(dst, uint32(r.prompt))
-	dst = le.AppendUint32(dst, uint32(r.limit))
-	return append(dst, text...)
-}
-
-// maxRetry is the longest time after which a server asks to come again.
-const maxRetry = 10 * time.Minute
-
-func decodeRefusal(payload []byte) (*refusal, error) {
-	if len(payload) < refusedHead || len(payload) > refusedHead+maxText {
-		return nil, fmt.Errorf("refusal of %d bytes, want %d to %d", len(payload), refusedHead, refusedHead+maxText)
-	}
-	le := binary.LittleEndian
-	code, retry, prompt, limit := le.Uint32(payload), le.Uint32(payload[4:]), le.Uint32(payload[8:]), le.Uint32(payload[12:])
-	r := &refusal{Code(code), time.Duration(retry) * time.Millisecond, int(prompt), int(limit), string(payload[refusedHead:])}
-	switch {
-	case code == 0 || code > uint32(lastCode):
-		return nil, fmt.Errorf("refusal with code %#x", code)
-	case retry > 0 && r.code != CodeBusy || r.retry > maxRetry:
-		return nil, fmt.Errorf("refusal of code %v to come again after %v, at most %v", r.code, r.retry, maxRetry)
-	case prompt > MaxPrompt || limit > math.MaxInt32 || r.code == CodeLong != (prompt > 0 && limit > 0) || prompt|limit != 0 && r.code != CodeLong:
-		return nil, fmt.Errorf("refusal of code %v with a prompt of %d tokens where %d fit", r.code, prompt, limit)
-	case !utf8.ValidString(r.text):
-		return nil, errors.New("refusal in text that is not UTF-8")
-	}
-	r.text = strings.Map(func(c rune) rune {
-		if !unicode.IsPrint(c) {
-			return ' '
-		}
-		return c
-	}, r.text)
-	return r, nil
 }

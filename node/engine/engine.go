@@ -309,6 +309,13 @@ func (e *Engine) generation(req Request, extra Extra) (*Generation, error) {
 		}
 		g.tokens[i] = ggml.Token(t)
 	}
+	var err error
+	g.sampler, err = e.cfg.Model.NewSampler(SamplerConfig(&req, &extra))
+	return g, err
+}
+
+// SamplerConfig is how the tokens of a request are drawn.
+func SamplerConfig(req *Request, extra *Extra) ggml.SamplerConfig {
 	cfg := ggml.SamplerConfig{
 		Temperature: req.Temperature, TopK: req.TopK, TopP: req.TopP, MinP: req.MinP, Seed: req.Seed,
 		RepeatPenalty: req.RepeatPenalty, FrequencyPenalty: req.FrequencyPenalty, PresencePenalty: req.PresencePenalty,
@@ -320,9 +327,7 @@ func (e *Engine) generation(req Request, extra Extra) (*Generation, error) {
 			cfg.LogitBias[ggml.Token(t)] = b
 		}
 	}
-	var err error
-	g.sampler, err = e.cfg.Model.NewSampler(cfg)
-	return g, err
+	return cfg
 }
 
 // enqueue adds g to its queue. Canaries always have room.

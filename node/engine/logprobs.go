@@ -27,13 +27,23 @@ func (g *Generation) Prob() (chosen TokenProb, top []TokenProb) {
 	return g.read.chosen, g.read.top
 }
 
-// probs are the log-probabilities of a chosen token and of the n likeliest.
+// probs are Probs with bytes.
 func (e *Engine) probs(logits []float32, chosen ggml.Token, n int) (TokenProb, []TokenProb) {
+	of, top := Probs(logits, chosen, n)
+	of.Bytes = e.cfg.Model.Piece(chosen, false)
+	for i := range top {
+		top[i].Bytes = e.cfg.Model.Piece(ggml.Token(top[i].ID), false)
+	}
+	return of, top
+}
+
+// Probs are the log-probabilities of a chosen token and of the n likeliest, those
+// first, by logits as the model gives them. They have no bytes.
+func Probs(logits []float32, chosen ggml.Token, n int) (of TokenProb, top []TokenProb) {
 	sum := logSumExp(logits)
 	prob := func(t ggml.Token) TokenProb {
-		return TokenProb{int32(t), e.cfg.Model.Piece(t, false), float32(float64(logits[t]) - sum)}
+		return TokenProb{ID: int32(t), Logprob: float32(float64(logits[t]) - sum)}
 	}
-	var top []TokenProb
 	for _, t := range likeliest(logits, n) {
 		top = append(top, prob(t))
 	}

@@ -71,3 +71,35 @@ func TestForms(t *testing.T) {
 		}
 	}
 }
+
+// What an engine turns out to lack is refused as if it had said so, and left out where the
+// answer can do without.
+func TestEnginesThatTurnOutToLack(t *testing.T) {
+	e := &scriptEngine{pieces: []string{"a"}, able: &Abilities{true, true, true}, lacks: Abilities{Grammar: true, Special: true, Logprobs: true}}
+	url, _ := serveCases(t, e, nil)
+	for field, param := range map[string]string{
+		`"logprobs":true`:                                "logprobs",
+		`"tool_choice":"required",` + weatherTool:        "tool_choice",
+		`"response_format":{"type":"json_object"}`:       "response_format",
+		`"n":2,"response_format":{"type":"json_object"}`: "response_format",
+	} {
+		got, status := refusal(t, url+chatPath, body(field))
+		if got != param {
+			t.Errorf("%s: param %q, %v", field, got, status)
+		}
+	}
+	for _, stream := range []string{"false", "true"} {
+		e.extra = Extra{Grammar: "none yet"}
+		if status, _, text := send(t, url+chatPath, body(weatherTool, `"n":2,"stream":`+stream)); status != 200 || e.extra.Grammar+strings.Join(e.extra.Triggers, "") != "none yet" {
+			t.Errorf("a call that the model is free to make: %d %s, extra %+v", status, text, e.extra)
+		}
+	}
+	e.lacks = Abilities{Special: true}
+	if ask(t, url+chatPath, body(weatherTool)); e.extra.Special || e.extra.Grammar == "" || e.extra.Triggers == nil {
+		t.Errorf("without the text of control tokens: extra %+v", e.extra)
+	}
+	e.able, e.lacks = &Abilities{Logprobs: true}, Abilities{Grammar: true}
+	if status, _, text := send(t, url+chatPath, body(`"logprobs":true`)); status != 200 {
+		t.Errorf("what it lacks was not asked for: %d %s", status, text)
+	}
+}

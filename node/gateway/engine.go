@@ -7,6 +7,8 @@ import (
 	"io"
 	"net/http"
 	"time"
+
+	"kvasird/node/gateway/grammar"
 )
 
 // Engine generates tokens for one model. It is safe for concurrent use.
@@ -14,7 +16,9 @@ import (
 // Errors that have one of these methods are the client's to act on: RetryAfter()
 // time.Duration, the queue is full (429); ContextLength() (prompt, limit int),
 // the prompt does not fit (400); PaymentRequired() bool, somebody must pay first
-// (402). Every other error is a 503 whose reason is the error's text.
+// (402); Lacks() Abilities, what of them the engine turned out not to have, so that
+// the request is refused for it (400) or goes on without. Every other error is a 503
+// whose reason is the error's text.
 //
 // An engine that can do more implements ExtraEngine or EmbedEngine too.
 type Engine interface {
@@ -55,6 +59,9 @@ type Request struct {
 	LogitBias        map[int32]float32
 	Owner            string // who asks, by key or else by address: an engine has owners take turns
 }
+
+// MaxGrammar bounds Extra.Grammar, in bytes.
+const MaxGrammar = grammar.MaxText
 
 // Extra is what some requests ask for beyond Request.
 type Extra struct {
@@ -104,19 +111,32 @@ type TokenProb struct {
 	Logprob float32
 }
 
-// start queues a generation and says in words what the engine cannot do.
-func (m *servedModel) start(ctx context.Context, req Request, extra Extra) (Stream, *apiError) {
-	var stream Stream
-	var err error
+// start queues a generation and says in words what the engine cannot do. What the
+// engine turns out to lack, and the answer can do without, q asks for no more.
+func (q *ready) start(ctx context.Context, req Request) (Stream, *apiError) {
+	for {
+		stream, err := q.m.start(ctx, req, q.extra)
+		if err == nil {
+			return stream, nil
+		}
+		e := engineError(causeOf(ctx, err))
+		var lacking interface{ Lacks() Abilities }
+		if e.status != http.StatusServiceUnavailable || !errors.As(err, &lacking) {
+			return nil, e
+		}
+		if less, refusal := q.without(lacking.Lacks()); refusal != nil {
+			return nil, refusal
+		} else if !less {
+			return nil, e
+		}
+	}
+}
+
+func (m *servedModel) start(ctx context.Context, req Request, extra Extra) (Stream, error) {
 	if able, ok := m.Engine.(ExtraEngine); ok && !extra.none() {
-		stream, err = able.StartExtra(ctx, req, extra)
-	} else {
-		stream, err = m.Engine.Start(ctx, req)
+		return able.StartExtra(ctx, req, extra)
 	}
-	if err != nil {
-		return nil, engineError(causeOf(ctx, err))
-	}
-	return stream, nil
+	return m.Engine.Start(ctx, req)
 }
 
 func (m *servedModel) abilities() Abilities {

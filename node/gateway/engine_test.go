@@ -27,6 +27,7 @@ type scriptEngine struct {
 	notReady error
 	cached   int         // tokens of the prompt
 	able     *Abilities  // nil: an Engine and no more
+	lacks    Abilities   // of able, which shows when it starts
 	probs    []TokenProb // alternatives of each token
 	vectors  func(prompts [][]int32) ([][]float32, error)
 
@@ -56,6 +57,9 @@ func (e *ableEngine) StartExtra(ctx context.Context, req Request, extra Extra) (
 	if extra.Grammar != "" && !e.able.Grammar || extra.Special && !e.able.Special || extra.Logprobs && !e.able.Logprobs {
 		return nil, errors.New("asked for more than it said it can")
 	}
+	if l := e.lacks; extra.Grammar != "" && l.Grammar || extra.Special && l.Special || extra.Logprobs && l.Logprobs {
+		return nil, lackingError{l}
+	}
 	s, err := e.Start(ctx, req)
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -69,6 +73,11 @@ func (e *ableEngine) StartExtra(ctx context.Context, req Request, extra Extra) (
 func (e *ableEngine) Embed(_ context.Context, prompts [][]int32) ([][]float32, error) {
 	return e.vectors(prompts)
 }
+
+type lackingError struct{ lacks Abilities }
+
+func (lackingError) Error() string      { return "it turned out to lack something" }
+func (e lackingError) Lacks() Abilities { return e.lacks }
 
 type probStream struct{ *scriptStream }
 

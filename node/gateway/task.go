@@ -138,9 +138,13 @@ func (m *servedModel) check(t *task) *apiError {
 		}
 	}
 	if t.extra.Logprobs && !m.abilities().Logprobs {
-		return lacks("logprobs", "the engine of this model does not report them yet")
+		return noLogprobs()
 	}
 	return nil
+}
+
+func noLogprobs() *apiError {
+	return lacks("logprobs", "the engine of this model does not report them yet")
 }
 
 // tokens splits a text that is a prompt; param is the field it came from.
@@ -170,7 +174,7 @@ func (g *Gateway) start(ctx context.Context, q *ready) ([]*generation, *apiError
 	for i := range q.n {
 		req := q.sampling
 		req.Seed = seed + uint32(i)
-		stream, e := q.m.start(ctx, req, q.extra)
+		stream, e := q.start(ctx, req)
 		if e != nil {
 			return nil, e
 		}

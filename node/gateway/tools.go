@@ -140,13 +140,13 @@ func (m *servedModel) constrain(t *task, p *prompt) *apiError {
 	case t.format.json && len(tools) > 0:
 		return lacks(t.format.param, "cannot be combined with tools unless tool_choice is none")
 	case t.format.json && !can.Grammar:
-		return lacks(t.format.param, "the engine of this model cannot hold an answer to a form yet")
+		return t.noForm()
 	case t.format.json:
 		return t.formGrammar(p)
 	case len(tools) == 0:
 		return nil
 	case t.choice.forced() && !can.Grammar:
-		return lacks(t.choice.param, "the engine of this model cannot force a call yet; use auto")
+		return t.noForce()
 	case !can.Grammar:
 		return nil
 	case t.choice.mode == toolsNamed:
@@ -161,6 +161,9 @@ func (m *servedModel) constrain(t *task, p *prompt) *apiError {
 		options.InReasoning = false // what triggers the grammar comes after it
 	}
 	gbnf, err := toolcall.Grammar(p.family, tools, t.parallel, options, lenientRule)
+	if err == nil {
+		err = grammar.Check(gbnf) // whoever computes the answer takes no other
+	}
 	if err != nil {
 		if t.choice.forced() {
 			return lacks(t.choice.param, "a call cannot be forced: "+err.Error())
@@ -172,6 +175,34 @@ func (m *servedModel) constrain(t *task, p *prompt) *apiError {
 		t.extra.Triggers = triggers
 	}
 	return nil
+}
+
+func (t *task) noForm() *apiError {
+	return lacks(t.format.param, "the engine of this model cannot hold an answer to a form yet")
+}
+
+func (t *task) noForce() *apiError {
+	return lacks(t.choice.param, "the engine of this model cannot force a call yet; use auto")
+}
+
+// without takes back what an engine turned out to lack, and says whether there was
+// something. What an answer cannot go without is refused.
+func (t *task) without(lacks Abilities) (less bool, e *apiError) {
+	x := &t.extra
+	switch held := lacks.Grammar && x.Grammar != ""; {
+	case lacks.Logprobs && x.Logprobs:
+		return false, noLogprobs()
+	case held && t.format.json:
+		return false, t.noForm()
+	case held && t.choice.forced():
+		return false, t.noForce()
+	case held:
+		x.Grammar, x.Triggers, less = "", nil, true
+	}
+	if lacks.Special && x.Special {
+		x.Special, less = false, true
+	}
+	return less, nil
 }
 
 // lenientRule writes a tool's arguments as a rule. What of a schema cannot be
@@ -199,5 +230,8 @@ func (t *task) formGrammar(p *prompt) *apiError {
 		return badParam(t.format.param, fmt.Sprintf("%s: %v", t.format.param, err))
 	}
 	t.extra.Grammar = toolcall.AnswerGrammar(p.family, p.options, "answer") + "\n" + rule
+	if err := grammar.Check(t.extra.Grammar); err != nil {
+		return lacks(t.format.param, err.Error())
+	}
 	return nil
 }
