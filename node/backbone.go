@@ -290,7 +290,8 @@ func (n *Node) canary(ctx context.Context, b *backbone) error {
 	return nil
 }
 
-// Ready is nil once a canary went through every part that serves.
+// Ready is nil once a canary went through every part that serves, as long as every expert
+// has somebody who computes it.
 func (n *Node) Ready() error {
 	b := n.backbone.Load()
 	if b == nil {
@@ -301,6 +302,9 @@ func (n *Node) Ready() error {
 	}
 	if !b.tried.Load() {
 		return errors.New("not every worker has been tried yet")
+	}
+	if b.dispatch != nil { // a worker may be lost since, and nobody asked
+		return b.dispatch.Covered(b.file.ExpertLayers(), b.file.Experts())
 	}
 	return nil
 }
