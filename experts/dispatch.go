@@ -207,7 +207,8 @@ func (r *run) send(p *part, now time.Time) {
 // localProgram is a program on the backbone's own copy.
 type localProgram struct {
 	once    sync.Once
-	ready   atomic.Bool
+	tried   atomic.Bool // it was given to the kernel, which took it or refused
+	ready   atomic.Bool // the kernel took it
 	number  int
 	refused string
 }
@@ -223,6 +224,7 @@ func (d *Dispatcher) introduce(p *program) {
 	p.local.once.Do(func() {
 		d.local.Lock()
 		defer d.local.Unlock()
+		defer p.local.tried.Store(true)
 		number, rowWidth, outWidth, err := d.cfg.Local.Kernel.SetProgram(p.layer, p.bytes)
 		if err == nil && (rowWidth != p.rowWidth || outWidth != p.outWidth) {
 			err = fmt.Errorf("it maps rows of %d to %d, the backbone %d to %d",

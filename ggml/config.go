@@ -61,6 +61,10 @@ type ContextConfig struct {
 	// Boundary keeps the rows after the last layer of every token: see Context.Hidden.
 	// It excludes Watch.
 	Boundary bool
+	// Embeddings gives a vector for every sequence of a batch, by the model's pooling,
+	// instead of logits: see Context.Embedding. A batch has all of a sequence, from
+	// position 0, and its cells are removed before the next. It excludes Boundary.
+	Embeddings bool
 }
 
 // Batch is the input of one Decode: tokens or rows.

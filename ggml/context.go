@@ -35,6 +35,8 @@ func (c *ContextConfig) fill() error {
 		return fmt.Errorf("context of %d tokens, batch %d, ubatch %d", c.Tokens, c.Batch, c.UBatch)
 	case c.Boundary && c.Watch[0] != "":
 		return errors.New("a context cannot have both Boundary and Watch")
+	case c.Embeddings && (c.Boundary || c.UBatch != c.Batch):
+		return errors.New("a context of embeddings has no Boundary, and computes a batch at once")
 	case c.Sequences > int(C.llama_max_parallel_sequences()):
 		return fmt.Errorf("%d sequences, at most %d", c.Sequences, int(C.llama_max_parallel_sequences()))
 	}
@@ -50,6 +52,7 @@ type Context struct {
 	max     int // tokens in batch
 	seqs    int
 	vocab   int
+	embeds  int    // f32 of a sequence's vector; 0 without ContextConfig.Embeddings
 	abort   *int32 // C memory, polled by the library
 	watch   *C.struct_kv_stopwatch
 	stage   stageState
@@ -64,6 +67,11 @@ func (m *Model) NewContext(cfg ContextConfig) (*Context, error) {
 	if err := cfg.fill(); err != nil {
 		return nil, err
 	}
+	if cfg.Embeddings {
+		if err := m.Pooling().Check(); err != nil {
+			return nil, err
+		}
+	}
 	if err := m.open(); err != nil {
 		return nil, err
 	}
@@ -77,6 +85,10 @@ func (m *Model) NewContext(cfg ContextConfig) (*Context, error) {
 	p.n_threads, p.n_threads_batch = C.int32_t(cfg.Threads), C.int32_t(cfg.Threads)
 	p.kv_unified = C.bool(cfg.UnifiedKV)
 	p.no_perf = true
+	if cfg.Embeddings {
+		c.embeds = m.EmbeddingSize()
+		p.embeddings, p.pooling_type = true, C.enum_llama_pooling_type(m.Pooling())
+	}
 	C.kv_set_abort(&p, (*C.int32_t)(unsafe.Pointer(c.abort)))
 	if cfg.Watch[0] != "" {
 		c.watch = (*C.struct_kv_stopwatch)(C.calloc(1, C.sizeof_struct_kv_stopwatch))
@@ -199,7 +211,7 @@ func (c *Context) fill(b *Batch) error {
 		pos[i], nSeq[i] = C.llama_pos(b.pos[i]), 1
 		*seq[i] = C.llama_seq_id(b.seq[i])
 		logits[i] = 0
-		if b.output[i] || c.stage.boundary != nil {
+		if b.output[i] || c.stage.boundary != nil || c.embeds > 0 {
 			logits[i] = 1
 		}
 	}
@@ -220,6 +232,20 @@ func (c *Context) Logits(i int) []float32 {
 		return nil
 	}
 	return unsafe.Slice((*float32)(unsafe.Pointer(p)), c.vocab)
+}
+
+// Embedding is the vector of a sequence of the last batch, [EmbeddingSize] as the model
+// gives it, of any length; nil without ContextConfig.Embeddings, or where the sequence
+// was not in the batch. The memory is the library's, valid until the next Decode.
+func (c *Context) Embedding(seq int) []float32 {
+	if c.embeds == 0 || seq < 0 || seq >= c.seqs {
+		return nil
+	}
+	p := C.llama_get_embeddings_seq(c.c, C.llama_seq_id(seq))
+	if p == nil {
+		return nil
+	}
+	return unsafe.Slice((*float32)(unsafe.Pointer(p)), c.embeds)
 }
 
 // SeqRemove drops a sequence's cells at positions [p0, p1); a negative bound is

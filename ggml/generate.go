@@ -17,13 +17,19 @@ import (
 // GenerateArchitectures names every mixture-of-experts architecture that
 // GenerateModel knows.
 func GenerateArchitectures() []string {
-	return architecturesThat(func(a architecture) bool { return !a.dense })
+	return architecturesThat(func(a architecture) bool { return !a.dense && !a.encoder })
 }
 
 // GenerateDense names the architectures without experts that GenerateModel knows.
 // Others take GenerateConfig.Dense.
 func GenerateDense() []string {
-	return architecturesThat(func(a architecture) bool { return a.dense })
+	return architecturesThat(func(a architecture) bool { return a.dense && !a.encoder })
+}
+
+// GenerateEncoders names the architectures for embeddings that GenerateModel knows. One
+// for text makes embeddings where GenerateConfig.Overrides give it a "pooling_type".
+func GenerateEncoders() []string {
+	return architecturesThat(func(a architecture) bool { return a.encoder })
 }
 
 // GenerateFused names the architectures that take GenerateConfig.Fused.
@@ -47,7 +53,7 @@ func architecturesThat(match func(architecture) bool) []string {
 func (rt *Runtime) GenerateModel(path string, cfg GenerateConfig) error {
 	i := slices.IndexFunc(architectures, func(a architecture) bool { return a.name == cfg.Arch })
 	if i < 0 {
-		return fmt.Errorf("generate: unknown architecture %q, want one of %s", cfg.Arch, strings.Join(slices.Concat(GenerateArchitectures(), GenerateDense()), ", "))
+		return fmt.Errorf("generate: unknown architecture %q, want one of %s", cfg.Arch, strings.Join(slices.Concat(GenerateArchitectures(), GenerateDense(), GenerateEncoders()), ", "))
 	}
 	arch := architectures[i]
 	if cfg.Fused && !arch.fused {

@@ -2,10 +2,10 @@
 
 package ggml
 
-// architectures lists, before some without experts, every architecture of llama.cpp
+// architectures lists, before some without experts and some for embeddings, every architecture of llama.cpp
 // v0.5.0 whose loader creates expert tensors and whose graph gives logits by itself. Left out:
 //   - dflash and eagle3 draft for another model, whose hidden rows they read;
-//   - llama-embed and nomic-bert-moe give embeddings, no logits;
+//   - llama-embed gives embeddings, no logits;
 //   - nemotron_h is nemotron_h_moe by its older name;
 //   - ernie4_5, paddleocr, lfm2 and gemma4-assistant share a loader with an
 //     architecture of this list, but create no experts.
@@ -94,6 +94,9 @@ var architectures = []architecture{
 	{name: "smollm3", dense: true},
 	{name: "stablelm", dense: true, traits: []trait{layerNorm}},
 	{name: "starcoder2", dense: true, traits: []trait{layerNorm}},
+
+	{name: "bert", encoder: true, dense: true, traits: []trait{layerNorm, bothSides}},
+	{name: "nomic-bert-moe", encoder: true, traits: []trait{layerNorm, bothSides, constant("moe_every_n_layers", uint32(2))}},
 }
 
 // clampedLayers clamps the activations of every layer but the first.

@@ -49,6 +49,7 @@ type architecture struct {
 	optional            []optional // beside wantedTensors
 	fused               bool       // the loader takes ffn_gate_up_exps
 	dense               bool       // it has no experts
+	encoder             bool       // it makes embeddings, no text
 	traits              []trait
 }
 

@@ -27,6 +27,13 @@ var (
 // when it is in the name of the model.
 func unnamed(m metadata, _ shape) { delete(m, "general.name") }
 
+// bothSides is an encoder: a token sees all others, and the input's vector is the mean.
+func bothSides(m metadata, _ shape) {
+	m["attention.causal"] = false
+	m["pooling_type"] = uint32(1)
+	m["tokenizer.ggml.token_type_count"] = uint32(2)
+}
+
 // sharedWidth gives the shared expert half the width of the others, so that a
 // mix-up of the two shows.
 func sharedWidth(m metadata, s shape) { m["expert_shared_feed_forward_length"] = uint32(s.ff / 2) }

@@ -5,7 +5,7 @@ import "regexp"
 // GenerateConfig describes a random-weight model. Equal configurations give
 // equal files, byte for byte, on one CPU architecture.
 type GenerateConfig struct {
-	Arch string // one of GenerateArchitectures or GenerateDense
+	Arch string // one of GenerateArchitectures, GenerateDense or GenerateEncoders
 	Seed uint64
 
 	// Sizes; 0 is the architecture's small default (8 experts of which 2 are

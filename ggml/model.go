@@ -17,6 +17,7 @@ import (
 	"log/slog"
 	"os"
 	"runtime/cgo"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"unsafe"
@@ -227,6 +228,19 @@ func (m *Model) Layers() int { return int(C.llama_model_n_layer(m.c)) }
 
 // EmbeddingLength is the f32 per row between blocks.
 func (m *Model) EmbeddingLength() int { return int(C.llama_model_n_embd(m.c)) }
+
+// EmbeddingSize is the f32 of the vector that a model of embeddings makes of an input.
+func (m *Model) EmbeddingSize() int { return int(C.llama_model_n_embd_out(m.c)) }
+
+// Pooling is how the model makes that vector, gguf.NoPooling for one that makes text.
+func (m *Model) Pooling() gguf.Pooling {
+	text, _ := m.Meta(m.Arch() + ".pooling_type")
+	kind, err := strconv.ParseInt(text, 10, 64)
+	if err != nil {
+		kind = 0
+	}
+	return gguf.PoolingOf(m.Arch(), kind)
+}
 
 // CanTruncate says whether the positions at the end of a sequence can be dropped
 // (Context.SeqRemove). A recurrent state cannot be taken back.

@@ -70,6 +70,8 @@ func (*Model) Meta(string) (string, bool)      { return "", false }
 func (*Model) ChatTemplate() string            { return "" }
 func (*Model) Layers() int                     { return 0 }
 func (*Model) EmbeddingLength() int            { return 0 }
+func (*Model) EmbeddingSize() int              { return 0 }
+func (*Model) Pooling() gguf.Pooling           { return gguf.NoPooling }
 func (*Model) CanTruncate() bool               { return false }
 func (*Model) Window() int                     { return 0 }
 func (*Model) TrainContext() int               { return 0 }
@@ -84,6 +86,7 @@ func (*Context) Watched() (time.Duration, int) { return 0, 0 }
 func (*Context) Tokens() int                   { return 0 }
 func (*Context) Logits(int) []float32          { return nil }
 func (*Context) Hidden(int) []float32          { return nil }
+func (*Context) Embedding(int) []float32       { return nil }
 func (*Context) SeqRemove(int, int, int) bool  { return false }
 func (*Context) SeqCopy(int, int)              {}
 func (*Context) SeqMin(int) int                { return -1 }

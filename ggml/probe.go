@@ -156,7 +156,36 @@ func (rt *Runtime) probe(req ProbeRequest) error {
 	if !m.HasDecoder() {
 		return fmt.Errorf("%s is an encoder (%s): it cannot generate", req.name(), m.Arch())
 	}
+	if m.Pooling() != gguf.NoPooling {
+		return probeEmbedding(m, req)
+	}
 	return probeDecode(m, req, last)
+}
+
+// probeEmbedding makes the vector of a word.
+func probeEmbedding(m *Model, req ProbeRequest) error {
+	tokens, err := m.Tokenize("a", true, false)
+	if err != nil || len(tokens) == 0 { // inputs can be tokens too
+		tokens = []Token{0}
+	}
+	c, err := m.NewContext(ContextConfig{Tokens: 256, Batch: 256, Threads: req.Threads, Embeddings: true})
+	if err != nil {
+		return fmt.Errorf("%s: %w", req.name(), err)
+	}
+	defer c.Close()
+	b := NewBatch(len(tokens))
+	for i, t := range tokens {
+		b.Add(t, i, 0, true)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Minute)
+	defer cancel()
+	if err := c.Decode(ctx, b); err != nil {
+		return err
+	}
+	if len(c.Embedding(0)) == 0 {
+		return fmt.Errorf("%s gives no embedding", req.name())
+	}
+	return nil
 }
 
 // probeDecode computes one token, or one row of a stage.

@@ -24,6 +24,10 @@ type Shape struct {
 
 // ShapeOf reads the shape from a model's header.
 func ShapeOf(m *gguf.Model) (Shape, error) {
+	if m.Pooling() != gguf.NoPooling { // it runs on one node, experts and all
+		s := Shape{Layers: m.Layers()}
+		return s, s.Check()
+	}
 	s := Shape{Layers: m.Layers(), Experts: m.Experts()}
 	for _, l := range m.ExpertLayers() {
 		if n := len(s.MoE); n > 0 && s.MoE[n-1].End == l {

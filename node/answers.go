@@ -97,9 +97,13 @@ func (a *answers) find(name string) (string, answerer, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	for _, m := range a.list {
-		if m.ID == name || name == "" && len(a.list) == 1 {
-			return m.ID, m.Engine.(answerer), nil
+		if m.ID != name && (name != "" || len(a.list) > 1) {
+			continue
 		}
+		if m.NoText {
+			return "", nil, &api.Error{Code: api.CodeBadRequest, Message: fmt.Sprintf("model %q makes embeddings, no text: POST to /v1/embeddings", m.ID)}
+		}
+		return m.ID, m.Engine.(answerer), nil
 	}
 	var names []string
 	for _, m := range a.list {

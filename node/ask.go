@@ -3,6 +3,7 @@ package node
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"time"
 
@@ -13,7 +14,11 @@ import (
 	"kvasird/node/gateway"
 )
 
-// Ask answers a question over the control API.
+// localOwner is who asks over the control socket: the same as a client on this machine
+// over HTTP, without a key.
+const localOwner = "127.0.0.1"
+
+// Ask answers a question over the control API, within the time of a request over HTTP.
 func (n *Node) Ask(ctx context.Context, req api.AskRequest, emit func(api.AskEvent) error) (api.AskDone, error) {
 	name, model, err := n.answers.find(req.Model)
 	if err != nil {
@@ -24,19 +29,21 @@ func (n *Node) Ask(ctx context.Context, req api.AskRequest, emit func(api.AskEve
 		return api.AskDone{}, &api.Error{Code: api.CodeBadRequest, Message: err.Error()}
 	}
 	started := time.Now()
-	ctx, cancel := context.WithCancel(ctx)
+	limit := time.Duration(n.cfg.Deadline) * time.Second
+	ctx, cancel := context.WithTimeoutCause(ctx, limit, &api.Error{Code: api.CodeTooSlow, Message: fmt.Sprintf(
+		"the answer took longer than %v, which is the most here: ask for a shorter one, or raise deadline in the configuration", limit)})
 	defer cancel() // frees the sequence when emit fails or a stop string came
 	g, err := model.generate(ctx, engine.Request{
-		Prompt: prompt, MaxTokens: req.MaxTokens, Temperature: req.Temperature, TopP: req.TopP, Seed: req.Seed,
+		Prompt: prompt, MaxTokens: req.MaxTokens, Temperature: req.Temperature, TopP: req.TopP, Seed: req.Seed, Owner: localOwner,
 	}, engine.Extra{})
 	if err != nil {
-		return api.AskDone{}, askError(err)
+		return api.AskDone{}, askError(ctx, err)
 	}
 	a := &asked{filter: gateway.TextFilter{Stops: req.Stop}, started: started, emit: emit}
 	a.done.PromptTokens = len(prompt)
 	for a.done.Finish == "" {
 		if err := a.next(ctx, g); err != nil {
-			return api.AskDone{}, askError(err)
+			return api.AskDone{}, askError(ctx, err)
 		}
 	}
 	return a.done, nil
@@ -91,8 +98,13 @@ func (a *asked) next(ctx context.Context, g generation) error {
 	return a.emit(api.AskEvent{Text: text, IDs: []int32{int32(token)}})
 }
 
-// askError gives an engine's error the code by which programs know it.
-func askError(err error) error {
+// askError gives an engine's error the code by which programs know it. One that comes
+// when the time is up is that.
+func askError(ctx context.Context, err error) error {
+	var late *api.Error
+	if errors.As(context.Cause(ctx), &late) {
+		return late
+	}
 	var missing *experts.MissingError
 	var long interface{ ContextLength() (prompt, limit int) }
 	var full interface{ RetryAfter() time.Duration }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"sync"
 	"sync/atomic"
@@ -29,10 +30,20 @@ type backbone struct {
 	file     *modelFile
 	dispatch *dispatchPart // nil: its experts are here
 	model    *ggml.Model
-	engine   *engine.Engine
-	tried    atomic.Bool // a canary went through every part once
-	takes    int64       // bytes of memory for weights and caches; 0: not known
-	pace     pace        // of the exchange's goroutine
+	computer
+	engine   *engine.Engine   // the computer that makes text, or nil
+	embedder *engine.Embedder // the one that makes embeddings, or nil
+	tried    atomic.Bool      // a canary went through every part once
+	takes    int64            // bytes of memory for weights and caches; 0: not known
+	pace     pace             // of the exchange's goroutine
+}
+
+// computer is what answers of a backbone are computed by.
+type computer interface {
+	Ready() error // nil after a Canary, until something fails
+	Canary(ctx context.Context) error
+	Stats() engine.Stats
+	Close() error
 }
 
 // openBackbone loads the model, after a child process tried it, and answers for it.
@@ -68,19 +79,30 @@ func (n *Node) openBackbone(ctx context.Context, file *modelFile) error {
 		return err
 	}
 	n.onStop(b.model.Close)
-	b.engine, err = engine.Open(engine.Config{
-		Model: b.model, Context: n.cfg.Model.Context / n.cfg.Model.Sequences, Sequences: n.cfg.Model.Sequences,
-		Threads: n.cfg.Threads, Logger: n.log,
-	})
-	if err != nil {
+	if err := b.openComputer(n.cfg, n.log); err != nil {
 		return err
 	}
-	n.onStop(b.engine.Close)
+	n.onStop(b.Close)
 	n.backbone.Store(b)
 	if n.exchange != nil {
 		n.exchange.changed() // which tells it who has the experts
 	}
 	return n.answers.set(file.id, n.served(b))
+}
+
+// openComputer makes what the model is for: text, or embeddings.
+func (b *backbone) openComputer(cfg Config, log *slog.Logger) (err error) {
+	context := cfg.Model.Context / cfg.Model.Sequences
+	if b.file.Pooling() != gguf.NoPooling {
+		b.embedder, err = engine.OpenEmbedder(engine.EmbedConfig{Model: b.model, Context: context, Threads: cfg.Threads})
+		b.computer = b.embedder
+		return err
+	}
+	b.engine, err = engine.Open(engine.Config{
+		Model: b.model, Context: context, Sequences: cfg.Model.Sequences, Threads: cfg.Threads, Logger: log,
+	})
+	b.computer = b.engine
+	return err
 }
 
 // served is the node's own model as the gateway sees it.
@@ -90,11 +112,15 @@ func (n *Node) served(b *backbone) gateway.Model {
 	if info, err := os.Stat(b.file.path); err == nil {
 		created = info.ModTime()
 	}
-	return gateway.Model{
+	out := gateway.Model{
 		ID: b.file.name, Created: created, ChatTemplate: m.ChatTemplate(),
 		BOS: string(m.Piece(m.BOS(), true)), EOS: string(m.Piece(m.EOS(), true)),
 		VocabSize: m.VocabSize(), Engine: engineDoor{n, b},
 	}
+	if b.embedder != nil {
+		out.NoText, out.Engine = true, embedDoor{n, b.embedder}
+	}
+	return out
 }
 
 // runBackbone keeps the model ready, after fetching what it needs of one that is
@@ -204,7 +230,7 @@ func (n *Node) keepReady(ctx context.Context, b *backbone) {
 	was := false
 	for {
 		parts := b.connected()
-		if b.engine.Ready() != nil || tried != parts {
+		if b.computer.Ready() != nil || tried != parts {
 			limit, cancel := context.WithTimeout(ctx, canaryDeadline)
 			err := n.canary(limit, b)
 			cancel()
@@ -249,8 +275,8 @@ func (b *backbone) connected() string {
 // token is sent again. Running answers are left alone where that is possible:
 // beside other tokens their sums round differently.
 func (n *Node) canary(ctx context.Context, b *backbone) error {
-	if b.engine.Ready() != nil {
-		if err := b.engine.Canary(ctx); err != nil {
+	if b.computer.Ready() != nil {
+		if err := b.computer.Canary(ctx); err != nil {
 			return err
 		}
 	}
@@ -259,22 +285,26 @@ func (n *Node) canary(ctx context.Context, b *backbone) error {
 	}
 	if err := b.dispatch.Canary(ctx); err != nil {
 		n.log.Warn("workers failed the canary", "error", err)
-		return b.engine.Canary(ctx)
+		return b.computer.Canary(ctx)
 	}
 	return nil
 }
 
-// Ready is nil once a canary went through every part that serves.
+// Ready is nil once a canary went through every part that serves, as long as every expert
+// has somebody who computes it.
 func (n *Node) Ready() error {
 	b := n.backbone.Load()
 	if b == nil {
 		return n.whyWaiting()
 	}
-	if err := b.engine.Ready(); err != nil {
+	if err := b.computer.Ready(); err != nil {
 		return err
 	}
 	if !b.tried.Load() {
 		return errors.New("not every worker has been tried yet")
+	}
+	if b.dispatch != nil { // a worker may be lost since, and nobody asked
+		return b.dispatch.Covered(b.file.ExpertLayers(), b.file.Experts())
 	}
 	return nil
 }

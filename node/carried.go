@@ -43,6 +43,9 @@ func (n *Node) findOwn(id gguf.ModelID) (carry.Answerer, error) {
 	if b == nil || b.file.id != id {
 		return nil, fmt.Errorf("model %v does not run here", id)
 	}
+	if b.engine == nil {
+		return nil, fmt.Errorf("model %v makes embeddings, no text", id)
+	}
 	return ownAnswers{n, b}, n.Ready()
 }
 

@@ -88,7 +88,7 @@ type Config struct {
 	MDNS     string    `toml:"mdns"`    // find peers on the local network: on, off; "": on with a network file
 	TLS      TLSConfig `toml:"tls"`
 	HTTP     string    `toml:"http"`     // host:port of the gateway; "": 127.0.0.1:19000; "off"
-	Deadline int       `toml:"deadline"` // seconds that a request of HTTP may take, its time in the queue too; 0: 600
+	Deadline int       `toml:"deadline"` // seconds that a request may take, its time in the queue too; 0: 600
 	Control  string    `toml:"control"`  // control socket; "": in the data folder
 	Threads  int       `toml:"threads"`  // that compute; 0: one per core
 	Device   string    `toml:"device"`   // that a worker's experts lie on, as `kvasird doctor` names it; "": the CPU

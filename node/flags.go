@@ -101,7 +101,7 @@ func addSettings(set *flag.FlagSet, later func(func(*Config) error)) {
 	text("rows", "how a stage sends rows to the next one: f32 (exact) or f16 (half the bytes)", func(c *Config) *string { return &c.Model.Rows })
 	number("threads", "`number` of threads that compute (default: one per core)", func(c *Config) *int { return &c.Threads })
 	number("context", "`tokens` of all running sequences together", func(c *Config) *int { return &c.Model.Context })
-	number("deadline", "`seconds` that a request of HTTP may take", func(c *Config) *int { return &c.Deadline })
+	number("deadline", "`seconds` that a request may take", func(c *Config) *int { return &c.Deadline })
 	number("wait", "`seconds` that a request waits for missing experts", func(c *Config) *int { return &c.Model.Wait })
 	number("gpu-layers", "`number` of a backbone's layers on the first GPU, counted from the last (-1: all)", func(c *Config) *int { return &c.Model.GPULayers })
 	number("sequences", "`number` of sequences answered at a time", func(c *Config) *int { return &c.Model.Sequences })

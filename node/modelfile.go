@@ -90,6 +90,15 @@ func (m *modelFile) status() *api.Model {
 func (m *modelFile) remoteExperts(cfg Config) (remote, ownCopy bool, err error) {
 	mode := cfg.Model.Experts
 	sparse := m.Kind() == gguf.Backbone || m.Kind() == gguf.Partial && len(m.ExpertLayers()) > 0
+	if p := m.Pooling(); p != gguf.NoPooling {
+		if err := p.Check(); err != nil {
+			return false, false, fmt.Errorf("%s: %w", m.path, err)
+		}
+		if mode != ExpertsAuto && mode != ExpertsHere || sparse {
+			return false, false, fmt.Errorf("%s makes embeddings, which is done on one node with all of the model: leave model.experts at %q", m.path, ExpertsHere)
+		}
+		return false, false, nil
+	}
 	if mode == ExpertsAuto {
 		switch {
 		case len(m.ExpertLayers()) == 0:

@@ -318,7 +318,7 @@ func (n *Node) serve(ctx context.Context, failed chan<- error) (wait func()) {
 	return func() {
 		cancel()
 		if b := n.backbone.Load(); b != nil {
-			late := time.AfterFunc(answerTime, func() { b.engine.Close() })
+			late := time.AfterFunc(answerTime, func() { b.Close() })
 			defer late.Stop()
 		}
 		if control != nil {

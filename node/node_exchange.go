@@ -178,7 +178,7 @@ func (n *Node) startVolunteer(ctx context.Context, policy market.Policy) error {
 // busy reports whether this node computes now, so that sending weights waits. An
 // answer that waits for experts may be waiting for just these weights.
 func (n *Node) busy() bool {
-	if b := n.backbone.Load(); b != nil && b.engine.Stats().Running > 0 && (b.dispatch == nil || !b.dispatch.Starved()) {
+	if b := n.backbone.Load(); b != nil && b.Stats().Running > 0 && (b.dispatch == nil || !b.dispatch.Starved()) {
 		return true
 	}
 	return n.workers.busy()
@@ -192,7 +192,7 @@ func (n *Node) runs(now time.Time) (news market.ModelNews, ok bool) {
 			ID: d.file.id, Name: d.file.name, Full: d.file.Kind() == gguf.Full, Backbone: true, Demand: d.demand(now),
 		}
 	}
-	if b := n.backbone.Load(); b != nil && n.Ready() == nil {
+	if b := n.backbone.Load(); b != nil && b.engine != nil && n.Ready() == nil {
 		ok = true
 		news.ID, news.Name, news.Service = b.file.id, b.file.name, b.service(n.cfg.Model.Sequences)
 	}

@@ -104,6 +104,9 @@ func (s *stager) post(ctx context.Context, do func(now time.Time)) {
 // stageModel says what windows of a model take, with their experts or without, and
 // with what its sequences take in memory; rows is the memory of rows beside.
 func stageModel(id gguf.ModelID, g *gguf.Model, cfg Config, experts bool) (m market.StageModel, rows int64, err error) {
+	if g.Pooling() != gguf.NoPooling {
+		return m, 0, errors.New("the model makes embeddings, and a ring makes text: run it on one node, with --role backbone,entry")
+	}
 	d, err := plan.Describe(g)
 	if err != nil {
 		return m, 0, err

@@ -40,7 +40,7 @@ func (n *Node) Status(context.Context) (*api.Status, error) {
 		}
 	}
 	if b != nil {
-		st := b.engine.Stats()
+		st := b.Stats()
 		s.Tokens = &api.Tokens{
 			Prompt: uint64(st.Prompt), Generated: uint64(st.Generated), PerSecond: st.TokensPerSecond,
 			Running: st.Running, Waiting: st.Waiting,

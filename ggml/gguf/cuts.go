@@ -47,6 +47,9 @@ type period struct {
 // of them, 0 and Layers included, bound a window that is exact. An error that wraps
 // ErrCut says why there are none. It reads metadata only.
 func (m *Model) Cuts() ([]int, error) {
+	if m.Pooling() != NoPooling {
+		return nil, m.noCut("it makes embeddings, of all rows of an input together")
+	}
 	rule, ok := cutRules[m.arch]
 	if !ok {
 		return nil, m.noCut("its architecture is not among those that were proved")

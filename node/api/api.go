@@ -220,6 +220,7 @@ const (
 	CodeInternal   Code = "internal"    // 500
 	CodeNotReady   Code = "not_ready"   // 503: no model, or not ready yet
 	CodeCoverage   Code = "coverage"    // 503: no worker holds some experts
+	CodeTooSlow    Code = "too_slow"    // 504: the time that a request may take is over
 )
 
 // HTTPStatus is the status that a code travels with.
@@ -233,6 +234,8 @@ func (c Code) HTTPStatus() int {
 		return 429
 	case CodeNotReady, CodeCoverage:
 		return 503
+	case CodeTooSlow:
+		return 504
 	}
 	return 500
 }

@@ -23,6 +23,8 @@
 // cause. The price is one more deadline of the expert call for each such
 // sequence before the others continue.
 //
+// An Embedder does the same for a model of embeddings, which keeps nothing.
+//
 // The engine owns its context and closes it; the model is the caller's. It does
 // no HTTP, no templates and no stop strings, and knows nothing of where experts
 // are computed.
@@ -182,8 +184,8 @@ type Engine struct {
 
 	mu        sync.Mutex // guards what follows
 	closing   bool
-	waiting   queue
-	canaries  queue // those that wait
+	waiting   queue[*Generation]
+	canaries  queue[*Generation] // those that wait
 	running   int
 	health    error // what Ready says
 	stats     Stats

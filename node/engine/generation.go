@@ -44,6 +44,8 @@ type piece struct {
 	top    []TokenProb
 }
 
+func (g *Generation) by() string { return g.owner }
+
 // watch ends the request when ctx ends.
 func (g *Generation) watch(ctx context.Context, e *Engine) {
 	unwatch := context.AfterFunc(ctx, func() { e.leave(g, context.Cause(ctx)) })

@@ -20,7 +20,7 @@ func TestQueueTurns(t *testing.T) {
 		{"A1 A1! - A2 -", "nil A2"},
 	}
 	for _, tt := range tests {
-		var q queue
+		var q queue[*Generation]
 		var got []string
 		made := map[string]*Generation{}
 		for _, step := range strings.Fields(tt.script) {
@@ -52,7 +52,7 @@ func TestQueueTurns(t *testing.T) {
 // every other owner, however many those have.
 func TestQueueDelay(t *testing.T) {
 	for others := 1; others <= 4; others++ {
-		var q queue
+		var q queue[*Generation]
 		for i := range 50 {
 			for o := range others {
 				q.push(&Generation{owner: fmt.Sprint(o), left: i})

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"slices"
 	"time"
 
 	"kvasird/node/gateway/jinja"
@@ -96,6 +97,11 @@ func (h *held) take(r *http.Request, places chan struct{}) bool {
 	}
 }
 
+// takeLarge takes a place of those for large bodies, unless the request has one.
+func (h *held) takeLarge(r *http.Request, g *Gateway) bool {
+	return slices.Contains(h.places, g.large) || h.take(r, g.large)
+}
+
 func (h *held) release() {
 	for _, p := range h.places {
 		<-p
@@ -119,6 +125,9 @@ func (g *Gateway) readBody(w http.ResponseWriter, r *http.Request, hold *held) (
 		w.Header().Set("Connection", "close")
 		return nil, &apiError{status: http.StatusRequestTimeout, code: "body_not_read",
 			message: fmt.Sprintf("the body did not arrive within %v: %v", limit, source.err)}
+	}
+	if e != nil && e.status == http.StatusUnsupportedMediaType {
+		w.Header().Set("Accept-Encoding", encodings)
 	}
 	if e == nil { // else what is left of the body must not be waited for
 		_ = rc.SetReadDeadline(time.Time{})
@@ -145,26 +154,29 @@ func tooLarge() *apiError {
 		message: fmt.Sprintf("the body is larger than %d bytes", maxBody)}
 }
 
+// encodings are those of a body that are undone.
+const encodings = "gzip, deflate, zstd"
+
 // decodeBody undoes the Content-Encoding.
 func (g *Gateway) decodeBody(r *http.Request, source io.Reader, hold *held) ([]byte, *apiError) {
 	encoding := lower(r.Header.Get("Content-Encoding"))
 	var err error
 	switch encoding {
-	case "", "identity":
+	case "", "identity", "zstd":
 	case "gzip", "x-gzip":
 		source, err = gzip.NewReader(source)
 	case "deflate":
 		source, err = zlib.NewReader(source)
 	default:
 		return nil, &apiError{status: http.StatusUnsupportedMediaType, code: "unsupported_encoding",
-			message: fmt.Sprintf("Content-Encoding %q is not supported; send the body as it is, or as gzip or deflate", clip(encoding))}
+			message: fmt.Sprintf("Content-Encoding %q is not supported; send the body as it is, or in one of %s", clip(encoding), encodings)}
 	}
 	var data []byte
 	if err == nil {
 		data, err = io.ReadAll(io.LimitReader(source, smallBody))
 	}
 	if err == nil && len(data) == smallBody {
-		if !hold.take(r, g.large) {
+		if !hold.takeLarge(r, g) {
 			return nil, clientClosed()
 		}
 		var rest []byte
@@ -173,10 +185,16 @@ func (g *Gateway) decodeBody(r *http.Request, source io.Reader, hold *held) ([]b
 	}
 	switch {
 	case err != nil:
-		return nil, &apiError{status: http.StatusBadRequest, code: "invalid_encoding",
-			message: fmt.Sprintf("the body cannot be decoded as %s: %v", encoding, err)}
+		return nil, undecodable(encoding, err)
 	case len(data) > maxBody:
 		return nil, tooLarge()
+	case encoding == "zstd":
+		return g.unpackZstd(r, data, hold)
 	}
 	return data, nil
+}
+
+func undecodable(encoding string, err error) *apiError {
+	return &apiError{status: http.StatusBadRequest, code: "invalid_encoding",
+		message: fmt.Sprintf("the body cannot be decoded as %s: %v", encoding, err)}
 }

@@ -7,6 +7,7 @@ import (
 	"math"
 	"strings"
 	"testing"
+	"time"
 )
 
 // lengths embeds a prompt as its number of tokens and a half.
@@ -65,4 +66,46 @@ func TestCase69Inputs(t *testing.T) {
 	if param, message := refusal(t, plain+"/v1/embeddings", `{"model":"qwen","input":"a"}`); param != "model" || !strings.Contains(message, "no embeddings") {
 		t.Errorf("model without: %s %s", param, message)
 	}
+}
+
+// overlongInput is an engine's word for an input that does not fit.
+type overlongInput struct{}
+
+func (overlongInput) Error() string             { return "input 0 has 9 tokens; the model takes 8" }
+func (overlongInput) ContextLength() (int, int) { return 9, 8 }
+
+// TestEmbeddingsOwnerAndEnds: who asks, an input that is too long, and the deadline are
+// told as those of answers.
+func TestEmbeddingsOwnerAndEnds(t *testing.T) {
+	e := &scriptEngine{able: &Abilities{}, vectors: func([][]int32) ([][]float32, error) { return nil, overlongInput{} }}
+	url, g := serveCases(t, e, nil)
+	if param, message := refusal(t, url+"/v1/embeddings", `{"model":"qwen","input":"a"}`); param != "input" || !strings.Contains(message, "9 tokens") || !strings.Contains(message, "takes 8") {
+		t.Errorf("too long: %s %s", param, message)
+	}
+	if got := e.request().Owner; got != "127.0.0.1" {
+		t.Errorf("the engine hears that %q asks", got)
+	}
+	g.cfg.Limit, e.block = 50*time.Millisecond, true
+	if status, _, text := send(t, url+"/v1/embeddings", `{"model":"qwen","input":"a"}`); status != 504 || !strings.Contains(text, codeTooSlow) {
+		t.Errorf("deadline: %d %s", status, text)
+	}
+}
+
+// TestNoText: a model of embeddings is asked for no text, at no door.
+func TestNoText(t *testing.T) {
+	url, g := serveCases(t, &scriptEngine{able: &Abilities{}, vectors: lengths}, func(cfg *Config) { cfg.Models[0].NoText = true })
+	const chat = `"messages":[{"role":"user","content":"x"}],"max_tokens":9`
+	for path, body := range map[string]string{
+		"/v1/chat/completions": chat, "/v1/completions": `"prompt":"x"`, "/v1/responses": `"input":"x"`,
+		"/v1/messages": chat, "/v1/messages/count_tokens": chat,
+	} {
+		status, _, text := send(t, url+path, `{"model":"qwen",`+body+`}`)
+		if status != 400 || !strings.Contains(text, "no text") || !strings.Contains(text, "/v1/embeddings") {
+			t.Errorf("%s: %d %s", path, status, text)
+		}
+	}
+	if _, err := g.Render(t.Context(), "qwen", []Message{{"user", "x"}}); err == nil || !strings.Contains(err.Error(), "no text") {
+		t.Errorf("rendered: %v", err)
+	}
+	want(t, "embeddings", ask(t, url+"/v1/embeddings", `{"model":"qwen","input":"abc"}`)["usage"], `{"prompt_tokens":3,"total_tokens":3}`)
 }

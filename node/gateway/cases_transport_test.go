@@ -6,10 +6,15 @@ import (
 	"compress/zlib"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"net/http"
+	"runtime"
 	"strings"
+	"sync"
 	"testing"
 	"time"
+
+	"github.com/klauspost/compress/zstd"
 )
 
 func TestCase01Keys(t *testing.T) {
@@ -158,6 +163,18 @@ func TestCase10Encodings(t *testing.T) {
 	if _, err := io.WriteString(z, body()); err != nil || z.Close() != nil {
 		t.Fatal(err)
 	}
+	zstded := func(text string, opts ...zstd.EOption) []byte {
+		w, err := zstd.NewWriter(nil, opts...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer w.Close()
+		return w.EncodeAll([]byte(text), nil)
+	}
+	goodZstd := zstded(body())
+	// Frames that say little, and want much: a window of 64 MB, and 1 GB of the content.
+	wide := append([]byte{0x28, 0xb5, 0x2f, 0xfd, 0x00, 0x80}, 0x01, 0x00, 0x00)
+	stated := append([]byte{0x28, 0xb5, 0x2f, 0xfd, 0xa0, 0x00, 0x00, 0x00, 0x40}, 0x01, 0x00, 0x00)
 	good := gzipped(body())
 	large := gzipped(`{"x":"` + strings.Repeat("x", maxBody) + `"}`)
 	tests := []struct {
@@ -173,15 +190,94 @@ func TestCase10Encodings(t *testing.T) {
 		{"cut", "gzip", good[:len(good)-9], 400},
 		{"no gzip", "gzip", []byte(body()), 400},
 		{"no deflate", "deflate", []byte(body()), 400},
-		{"zstd", "zstd", []byte{0x28, 0xb5, 0x2f, 0xfd}, 415},
+		{"zstd", "zstd", goodZstd, 200},
+		{"zstd in two frames", "ZSTD", append(zstded(body()[:9]), zstded(body()[9:])...), 200},
+		{"zstd of a small body with a large window", "zstd", streamed(t, body(), zstd.WithWindowSize(16<<20)), 200},
+		{"zstd of more than a small body", "zstd", zstded(body(`"pad":"` + strings.Repeat("x", smallBody) + `"`)), 200},
+		{"zstd that hardly packs", "zstd", zstded(body(`"pad":"` + noise(smallBody+1) + `"`)), 200},
+		{"large zstd", "zstd", zstded(`{"x":"` + strings.Repeat("x", maxBody) + `"}`), 413},
+		{"large zstd in frames", "zstd", bytes.Repeat(zstded(strings.Repeat(" ", smallBody)), 9), 413},
+		{"zstd with a window that is too large", "zstd", wide, 413},
+		{"zstd with a size that is too large", "zstd", stated, 413},
+		{"zstd cut", "zstd", goodZstd[:len(goodZstd)-5], 400},
+		{"zstd of nothing", "zstd", nil, 400},
+		{"zstd corrupt", "zstd", append(bytes.Clone(goodZstd[:len(goodZstd)-4]), 1, 2, 3, 4), 400},
+		{"zstd magic alone", "zstd", []byte{0x28, 0xb5, 0x2f, 0xfd}, 400},
+		{"no zstd", "zstd", []byte(body()), 400},
+		{"two encodings", "gzip, zstd", good, 415},
 		{"br", "br", []byte{1}, 415},
 		{"unknown", "rot13", []byte(body()), 415},
 	}
 	for _, tt := range tests {
-		status, _, text := sendAs(t, http.MethodPost, url+chatPath, reader(tt.body), "Content-Encoding", tt.encoding)
+		status, h, text := sendAs(t, http.MethodPost, url+chatPath, reader(tt.body), "Content-Encoding", tt.encoding)
 		if status != tt.want {
 			t.Errorf("%s: status %d, want %d: %s", tt.name, status, tt.want, text)
 		}
+		if refused := status == 415; refused != strings.Contains(text, encodings) || refused != (h.Get("Accept-Encoding") == encodings) {
+			t.Errorf("%s: it takes %q, %s", tt.name, h.Get("Accept-Encoding"), text)
+		}
+	}
+}
+
+// streamed is zstd as of an encoder that does not know the size beforehand.
+func streamed(t *testing.T, text string, opts ...zstd.EOption) []byte {
+	t.Helper()
+	var b bytes.Buffer
+	w, err := zstd.NewWriter(&b, opts...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := io.WriteString(w, text); err != nil || w.Close() != nil {
+		t.Fatal(err)
+	}
+	return b.Bytes()
+}
+
+// noise is text of n letters that does not compress well.
+func noise(n int) string {
+	const letters = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
+	random, out := rand.New(rand.NewPCG(1, 2)), make([]byte, n)
+	for i := range out {
+		out[i] = letters[random.IntN(len(letters))]
+	}
+	return string(out)
+}
+
+// TestZstdBombs: many small bodies that want much at once take little memory, and no
+// place for good.
+func TestZstdBombs(t *testing.T) {
+	url, g := serveCases(t, &scriptEngine{pieces: []string{"a"}}, nil)
+	var b bytes.Buffer
+	w, err := zstd.NewWriter(&b)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 256 {
+		w.Write(make([]byte, 1<<20))
+	}
+	if err := w.Close(); err != nil || b.Len() > 1<<20 {
+		t.Fatalf("a bomb of %d bytes: %v", b.Len(), err)
+	}
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	var group sync.WaitGroup
+	for range 8 {
+		group.Go(func() {
+			if status, _, text := sendAs(t, http.MethodPost, url+chatPath, bytes.NewReader(b.Bytes()), "Content-Encoding", "zstd"); status != 413 {
+				t.Errorf("status %d: %s", status, text)
+			}
+		})
+	}
+	group.Wait()
+	runtime.ReadMemStats(&after)
+	if took := after.HeapSys - before.HeapSys; after.HeapSys > before.HeapSys && took > 12*maxBody {
+		t.Errorf("8 bombs of 256 MB took %d MB at a time", took>>20)
+	}
+	if len(g.large)+len(g.preparing) != 0 {
+		t.Errorf("%d and %d places are still held", len(g.large), len(g.preparing))
+	}
+	if status, _, text := sendAs(t, http.MethodPost, url+chatPath, strings.NewReader(body())); status != 200 {
+		t.Errorf("afterwards: %d %s", status, text)
 	}
 }
 

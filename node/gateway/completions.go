@@ -138,7 +138,7 @@ func (g *Gateway) completions(w http.ResponseWriter, r *http.Request) {
 }
 
 func (g *Gateway) prepareTexts(t *textTask) (list []*ready, e *apiError) {
-	m, e := g.model(t.model)
+	m, e := g.textModel(t.model)
 	if e != nil {
 		return nil, e
 	}

@@ -59,7 +59,9 @@ func (g *Gateway) embeddings(w http.ResponseWriter, r *http.Request) {
 			writeError(w, r, e)
 			return
 		}
-		vectors, err := engine.Embed(r.Context(), prompts)
+		ctx, cancel := g.limit(r.Context())
+		defer cancel()
+		vectors, err := engine.Embed(ctx, asker(r), prompts)
 		if err == nil && len(vectors) != len(prompts) {
 			err = fmt.Errorf("the engine made %d embeddings of %d inputs", len(vectors), len(prompts))
 		}
@@ -69,7 +71,11 @@ func (g *Gateway) embeddings(w http.ResponseWriter, r *http.Request) {
 			}
 		}
 		if err != nil {
-			writeError(w, r, engineError(err))
+			e := engineError(causeOf(ctx, err))
+			if e.code == codeTooLong {
+				e.param = "input"
+			}
+			writeError(w, r, e)
 			return
 		}
 		g.sendEmbeddings(w, r, t, prompts, vectors)
@@ -88,7 +94,11 @@ func (g *Gateway) prepareEmbeddings(t *embedTask) (EmbedEngine, [][]int32, *apiE
 	t.model = m.ID
 	var prompts [][]int32
 	for i, p := range t.inputs {
-		tokens, e := m.tokensOf(p, fmt.Sprintf("input[%d]", i))
+		param := fmt.Sprintf("input[%d]", i)
+		if p.tokens == nil && p.text == "" { // which some vocabularies have tokens for
+			return nil, nil, badParam(param, param+": the text is empty")
+		}
+		tokens, e := m.tokensOf(p, param)
 		if e != nil {
 			return nil, nil, e
 		}

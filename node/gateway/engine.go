@@ -90,8 +90,9 @@ type ExtraEngine interface {
 
 // EmbedEngine is an Engine whose model has embeddings.
 type EmbedEngine interface {
-	// Embed returns one vector for each prompt, in their order.
-	Embed(ctx context.Context, prompts [][]int32) ([][]float32, error)
+	// Embed returns one vector for each prompt, in their order. The end of ctx ends
+	// it. owner is who asks, as in Request.
+	Embed(ctx context.Context, owner string, prompts [][]int32) ([][]float32, error)
 }
 
 // CachedStream is a Stream that knows how much of the prompt was not computed

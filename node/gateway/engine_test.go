@@ -70,7 +70,14 @@ func (e *ableEngine) StartExtra(ctx context.Context, req Request, extra Extra) (
 	return probStream{s.(*scriptStream)}, nil
 }
 
-func (e *ableEngine) Embed(_ context.Context, prompts [][]int32) ([][]float32, error) {
+func (e *ableEngine) Embed(ctx context.Context, owner string, prompts [][]int32) ([][]float32, error) {
+	e.mu.Lock()
+	e.last.Owner = owner
+	e.mu.Unlock()
+	if e.block {
+		<-ctx.Done()
+		return nil, ctx.Err()
+	}
 	return e.vectors(prompts)
 }
 

@@ -64,6 +64,30 @@ func FuzzBodies(f *testing.F) {
 	})
 }
 
+// FuzzEncodings: a body in any encoding is one of at most maxBody bytes, or a 4xx.
+func FuzzEncodings(f *testing.F) {
+	f.Add("zstd", []byte{0x28, 0xb5, 0x2f, 0xfd, 0x04, 0x00, 0x11, 0x00, 0x00, 'a', 'b', 0, 0, 0, 0})
+	f.Add("zstd", []byte{0x28, 0xb5, 0x2f, 0xfd, 0xa0, 0, 0, 0, 0x40, 1, 0, 0})
+	f.Add("zstd", []byte{0x50, 0x2a, 0x4d, 0x18, 0xff, 0xff, 0xff, 0xff, 0})
+	f.Add("gzip", []byte{0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 0, 0xff, 1, 0, 0, 0xff, 0xff})
+	f.Add("deflate", []byte{0x78, 0x9c, 3, 0, 0, 0, 0, 1})
+	f.Add("br", []byte{1})
+	g, err := New(Config{})
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Fuzz(func(t *testing.T, encoding string, body []byte) {
+		r := httptest.NewRequest(http.MethodPost, "http://localhost/", nil)
+		r.Header.Set("Content-Encoding", encoding)
+		hold := &held{}
+		data, e := g.decodeBody(r, bytes.NewReader(body), hold)
+		hold.release()
+		if e != nil && (e.status < 400 || e.status > 415) || len(data) > maxBody {
+			t.Errorf("%q: %d bytes, %v", encoding, len(data), e)
+		}
+	})
+}
+
 // FuzzEncode: what is decoded and written back is the same value.
 func FuzzEncode(f *testing.F) {
 	for _, s := range []string{`{"z":1,"a":[true,null,-0.5,1e300,"<é>\u2028\n"],"":{}}`, `9223372036854775808`, `"\u0000"`, `-0`, `1e-7`} {

@@ -73,6 +73,7 @@ type Model struct {
 	BOS, EOS     string // text of these tokens, for the template
 	VocabSize    int    // bound on token ids in logit_bias
 	Engine       Engine
+	NoText       bool // it makes embeddings only: Engine.Start is never called
 }
 
 // Config is what a gateway needs.
@@ -188,7 +189,7 @@ func (g *Gateway) served(m Model) *servedModel {
 	if m.ChatTemplate == "" {
 		s.templateErr = errors.New("it has none")
 	}
-	if s.templateErr != nil {
+	if s.templateErr != nil && !m.NoText {
 		g.cfg.Logger.Warn("chat template cannot be used", "model", m.ID, "error", s.templateErr)
 	}
 	return s

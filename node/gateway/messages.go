@@ -60,7 +60,7 @@ func (g *Gateway) countPrompt(ctx context.Context, d *jinja.Dict) (int, *apiErro
 	if e != nil {
 		return 0, e
 	}
-	m, e := g.model(t.model)
+	m, e := g.textModel(t.model)
 	if e != nil {
 		return 0, e
 	}

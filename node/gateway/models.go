@@ -97,6 +97,15 @@ func (g *Gateway) model(name string) (*servedModel, *apiError) {
 		message: fmt.Sprintf("model %q is not served here; %s", clip(name), hint)}
 }
 
+// textModel finds a model that makes text.
+func (g *Gateway) textModel(name string) (*servedModel, *apiError) {
+	m, e := g.model(name)
+	if e == nil && m.NoText {
+		return nil, lacks("model", fmt.Sprintf("%q makes embeddings, no text: it answers at /v1/embeddings", m.ID))
+	}
+	return m, e
+}
+
 // Resolve returns the ID of the model that is meant by a name: its ID, an alias, or
 // the beginning of its digest.
 func (g *Gateway) Resolve(name string) (id string, ok bool) {

@@ -145,7 +145,7 @@ type Message struct{ Role, Content string }
 // Render puts a conversation through a model's own chat template, ready for an
 // answer. Errors are for the person who asked.
 func (g *Gateway) Render(ctx context.Context, model string, turns []Message) (string, error) {
-	m, failed := g.model(model)
+	m, failed := g.textModel(model)
 	if failed != nil {
 		return "", failed
 	}

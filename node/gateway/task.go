@@ -108,7 +108,7 @@ func (g *Gateway) writeAnswer(w http.ResponseWriter, v any) {
 // prepare renders and tokenizes a conversation and settles what it asks of the
 // engine.
 func (g *Gateway) prepare(ctx context.Context, t *task, idPrefix string) (*ready, *apiError) {
-	m, e := g.model(t.model)
+	m, e := g.textModel(t.model)
 	if e != nil {
 		return nil, e
 	}

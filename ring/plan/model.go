@@ -65,8 +65,15 @@ func Describe(m *gguf.Model) (Model, error) {
 	for _, t := range m.Tensors() {
 		d.add(t)
 	}
+	whole := m.Pooling() != gguf.NoPooling // a model of embeddings runs on one node, experts and all
+	if whole {
+		d.Experts = 0
+	}
 	for i := range d.Layers {
 		l := &d.Layers[i]
+		if whole {
+			l.Dense, l.Expert = l.Dense+l.Expert, 0
+		}
 		if l.Expert > 0 {
 			l.Expert /= int64(max(1, d.Experts))
 			l.Used = min(r.at("expert_used_count", i, m.ExpertsUsed()), d.Experts)
