@@ -58,15 +58,12 @@ package ring
 // both. ROWS and TOKENS of an epoch that is over are passed over.
 
 import (
-	"bytes"
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"unicode/utf8"
 
-	"github.com/fxamacker/cbor/v2"
-
 	"kvasird/ggml/gguf"
+	"kvasird/p2p"
 )
 
 const (
@@ -158,48 +155,7 @@ func (o *opening) setChain(c Chain) {
 	}
 }
 
-var (
-	controlEnc = mustMode(cbor.CoreDetEncOptions().EncMode())
-	controlDec = mustMode(cbor.DecOptions{
-		DupMapKey:         cbor.DupMapKeyEnforcedAPF,
-		IndefLength:       cbor.IndefLengthForbidden,
-		TagsMd:            cbor.TagsForbidden,
-		ExtraReturnErrors: cbor.ExtraDecErrorUnknownField,
-		MaxNestedLevels:   4,
-		MaxArrayElements:  MaxHops,
-		MaxMapPairs:       maxBias,
-	}.DecMode())
-)
-
-func mustMode[M any](mode M, err error) M {
-	if err != nil {
-		panic(err) // constant options: wrong for every input or for none
-	}
-	return mode
-}
-
-// encodeControl encodes a record that was validated.
-func encodeControl(v any) []byte {
-	b, err := controlEnc.Marshal(v)
-	if err != nil {
-		panic(err) // numbers and text
-	}
-	return b
-}
-
-// decodeControl decodes deterministic CBOR into v and refuses any other encoding.
-func decodeControl(payload []byte, v any) error {
-	if len(payload) > maxControl {
-		return fmt.Errorf("%d bytes of control record, at most %d", len(payload), maxControl)
-	}
-	if err := controlDec.Unmarshal(payload, v); err != nil {
-		return err
-	}
-	if again, err := controlEnc.Marshal(v); err != nil || !bytes.Equal(again, payload) {
-		return errors.New("control record is not in its deterministic encoding")
-	}
-	return nil
-}
+var encodeControl, decodeControl = p2p.ControlCodec(maxControl, MaxHops, maxBias)
 
 func decodeHello(payload []byte) (h hello, err error) {
 	if err := decodeControl(payload, &h); err != nil {

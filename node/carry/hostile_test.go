@@ -32,11 +32,7 @@ func askFrame(t testing.TB, change func(*ask)) p2p.Frame {
 	if change != nil {
 		change(&a)
 	}
-	b, err := askEnc.Marshal(&a)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return p2p.Frame{Type: frameAsk, Payload: b}
+	return p2p.Frame{Type: frameAsk, Payload: encodeControl(a)}
 }
 
 func tokenFrame(typ uint8, list ...int32) p2p.Frame {

@@ -26,7 +26,6 @@ package carry
 // other encoding of the same value, unknown keys and keys given twice.
 
 import (
-	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -36,10 +35,9 @@ import (
 	"unicode"
 	"unicode/utf8"
 
-	"github.com/fxamacker/cbor/v2"
-
 	"kvasird/ggml/gguf"
 	"kvasird/node/gateway"
+	"kvasird/p2p"
 )
 
 const (
@@ -128,43 +126,19 @@ func (a *ask) request() gateway.Request {
 	}
 }
 
-var (
-	askEnc = mustMode(cbor.CoreDetEncOptions().EncMode())
-	askDec = mustMode(cbor.DecOptions{
-		DupMapKey:         cbor.DupMapKeyEnforcedAPF,
-		IndefLength:       cbor.IndefLengthForbidden,
-		TagsMd:            cbor.TagsForbidden,
-		ExtraReturnErrors: cbor.ExtraDecErrorUnknownField,
-		MaxNestedLevels:   4,
-		MaxArrayElements:  16,
-		MaxMapPairs:       maxBias,
-	}.DecMode())
-)
-
-func mustMode[M any](mode M, err error) M {
-	if err != nil {
-		panic(err) // constant options: wrong for every input or for none
-	}
-	return mode
-}
+var encodeControl, decodeControl = p2p.ControlCodec(maxAsk, 16, maxBias)
 
 // encode refuses what decodeAsk refuses.
 func (a *ask) encode() ([]byte, error) {
 	if err := a.check(); err != nil {
 		return nil, err
 	}
-	return askEnc.Marshal(a)
+	return encodeControl(a), nil
 }
 
 func decodeAsk(payload []byte) (a ask, err error) {
-	if len(payload) > maxAsk {
-		return a, fmt.Errorf("ask of %d bytes, at most %d", len(payload), maxAsk)
-	}
-	if err := askDec.Unmarshal(payload, &a); err != nil {
+	if err := decodeControl(payload, &a); err != nil {
 		return a, fmt.Errorf("ask: %w", err)
-	}
-	if again, err := askEnc.Marshal(a); err != nil || !bytes.Equal(again, payload) {
-		return a, errors.New("ask is not in its deterministic encoding")
 	}
 	return a, a.check()
 }
