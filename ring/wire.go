@@ -237,7 +237,7 @@ func putResume(dst []byte, r resume) []byte {
 	dst = le.AppendUint32(dst, uint32(r.have))
 	dst = le.AppendUint32(dst, uint32(r.credit))
 	dst = le.AppendUint32(dst, uint32(len(r.tail)))
-	return appendTokens(dst, r.tail)
+	return p2p.AppendInts(dst, r.tail)
 }
 
 func decodeResume(payload []byte) (r resume, err error) {
@@ -270,7 +270,7 @@ func putTokens(dst []byte, t tokens) []byte {
 	dst = le.AppendUint32(dst, t.epoch)
 	dst = le.AppendUint32(dst, uint32(t.pos))
 	dst = le.AppendUint32(dst, uint32(len(t.list)))
-	return appendTokens(append(dst, byte(t.finish), 0, 0, 0), t.list)
+	return p2p.AppendInts(append(dst, byte(t.finish), 0, 0, 0), t.list)
 }
 
 func decodeTokens(payload []byte) (t tokens, err error) {
@@ -298,13 +298,6 @@ func checkTokens(list []int32) error {
 		}
 	}
 	return nil
-}
-
-func appendTokens(dst []byte, list []int32) []byte {
-	for _, t := range list {
-		dst = binary.LittleEndian.AppendUint32(dst, uint32(t))
-	}
-	return dst
 }
 
 func putCredit(dst []byte, epoch uint32, taken uint64) []byte {

@@ -252,7 +252,7 @@ func (a *Answer) write(c Conn, ended <-chan struct{}) {
 	out := p2p.NewFrameWriter(c, max(maxAsk, 4*len(a.req.Prompt)))
 	err := send(c, out, frameAsk, a.ask)
 	if err == nil {
-		err = send(c, out, framePrompt, appendTokens(nil, a.req.Prompt))
+		err = send(c, out, framePrompt, p2p.AppendInts(nil, a.req.Prompt))
 	}
 	tick := time.NewTicker(wordEvery)
 	defer tick.Stop()
@@ -265,7 +265,7 @@ func (a *Answer) write(c Conn, ended <-chan struct{}) {
 		}
 		a.mu.Lock()
 		a.saying = a.got - len(a.tokens)
-		payload := appendTokens(nil, []int32{int32(a.saying)})
+		payload := p2p.AppendInts(nil, []int32{int32(a.saying)})
 		a.mu.Unlock()
 		err = send(c, out, frameTaken, payload)
 	}

@@ -36,7 +36,7 @@ func askFrame(t testing.TB, change func(*ask)) p2p.Frame {
 }
 
 func tokenFrame(typ uint8, list ...int32) p2p.Frame {
-	return p2p.Frame{Type: typ, Payload: appendTokens(nil, list)}
+	return p2p.Frame{Type: typ, Payload: p2p.AppendInts(nil, list)}
 }
 
 // TestHostileClient has one client for every reason to refuse.

@@ -176,13 +176,6 @@ func (a *ask) check() error {
 	return nil
 }
 
-func appendTokens(dst []byte, list []int32) []byte {
-	for _, t := range list {
-		dst = binary.LittleEndian.AppendUint32(dst, uint32(t))
-	}
-	return dst
-}
-
 // decodeTokens reads tokens up to a vocabulary; 0: any.
 func decodeTokens(payload []byte, vocab int) ([]int32, error) {
 	if len(payload) == 0 || len(payload)%4 != 0 {
@@ -206,7 +199,7 @@ func decodeTaken(payload []byte) (uint32, error) {
 }
 
 func putAnswer(dst []byte, cached int, list ...int32) []byte {
-	return appendTokens(binary.LittleEndian.AppendUint32(dst, uint32(cached)), list)
+	return p2p.AppendInts(binary.LittleEndian.AppendUint32(dst, uint32(cached)), list)
 }
 
 func decodeAnswer(payload []byte, vocab int) (cached int, list []int32, err error) {

@@ -11,6 +11,7 @@ import (
 
 	"kvasird/ggml/gguf"
 	"kvasird/node/gateway"
+	"kvasird/p2p"
 )
 
 var modelA = gguf.ModelID{10}
@@ -208,7 +209,7 @@ func FuzzSmallFrames(f *testing.F) {
 		if r, err := decodeRefusal(b); err == nil && !bytes.Equal(putRefusal(nil, r)[:refusedHead], b[:refusedHead]) {
 			t.Fatalf("refusal %x is read as %+v", b, r)
 		}
-		if n, err := decodeTaken(b); err == nil && !bytes.Equal(appendTokens(nil, []int32{int32(n)}), b) {
+		if n, err := decodeTaken(b); err == nil && !bytes.Equal(p2p.AppendInts(nil, []int32{int32(n)}), b) {
 			t.Fatalf("taken %x is read as %d", b, n)
 		}
 	})
