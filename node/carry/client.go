@@ -334,13 +334,17 @@ func (a *Answer) take(t Target, f p2p.Frame) (over bool, err error) {
 // addLocked takes in tokens.
 func (a *Answer) addLocked(t Target, payload []byte) error {
 	cached, list, err := decodeAnswer(payload, a.client.cfg.Vocab)
+	most := t.Context - len(a.req.Prompt)
+	if a.req.MaxTokens > 0 {
+		most = min(most, a.req.MaxTokens)
+	}
 	switch {
 	case err != nil:
 		return broke("node %s: %w", t.Peer, err)
 	case a.got+len(list)-a.saying > Window:
 		return broke("node %s: %d tokens beyond those that were read, at most %d", t.Peer, a.got+len(list)-a.saying, Window)
-	case a.req.MaxTokens > 0 && a.got+len(list) > a.req.MaxTokens:
-		return broke("node %s: %d tokens, at most %d were asked for", t.Peer, a.got+len(list), a.req.MaxTokens)
+	case a.got+len(list) > most:
+		return broke("node %s: %d tokens, at most %d were asked for or fit", t.Peer, a.got+len(list), most)
 	case cached > len(a.req.Prompt):
 		return broke("node %s: %d tokens of a prompt of %d were not computed again", t.Peer, cached, len(a.req.Prompt))
 	}

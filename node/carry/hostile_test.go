@@ -172,6 +172,30 @@ func TestHostileServer(t *testing.T) {
 	}
 }
 
+// TestEndlessAnswer: where no bound was asked for, the context that a server announced is one.
+func TestEndlessAnswer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, "a")
+		w.serve["a"] = func(c Conn) {
+			go io.Copy(io.Discard, c)
+			out := p2p.NewFrameWriter(c, maxAnswer)
+			err := send(c, out, frameBegun, nil)
+			for n := int32(10); err == nil; n++ {
+				err = send(c, out, frameTokens, putAnswer(nil, 0, n))
+				time.Sleep(time.Millisecond)
+			}
+		}
+		a, err := w.client.Start(t.Context(), request(0))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n, err := w.rest(t.Context(), a, 0); n != 2045 || err == nil || len(w.faults) != 1 || !strings.Contains(w.faults[0].Error(), "at most 2045") {
+			t.Errorf("%d tokens, %v, faults %v", n, err, w.faults)
+		}
+		time.Sleep(time.Second)
+	})
+}
+
 // FuzzServe feeds a server what a client may send.
 func FuzzServe(f *testing.F) {
 	good := frames(askFrame(f, nil), tokenFrame(framePrompt, 1, 2, 3))

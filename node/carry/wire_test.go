@@ -178,6 +178,10 @@ func TestRefusedBytes(t *testing.T) {
 	if r, err := decodeRefusal(long); err != nil || len(r.text) != maxText {
 		t.Errorf("text of %d bytes, %v", len(r.text), err)
 	}
+	quoted := putRefusal(nil, &refusal{code: CodeFailed, text: "key \xff is not known"})
+	if r, err := decodeRefusal(quoted); err != nil || r.text != "key  is not known" {
+		t.Errorf("text that quotes what is no text: %q, %v", r.text, err)
+	}
 }
 
 func FuzzAsk(f *testing.F) {
