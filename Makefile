@@ -5,9 +5,11 @@
 STATICCHECK = honnef.co/go/tools/cmd/staticcheck@v0.8.2
 GO_FILES    = $(shell find cmd node p2p ring experts market settle ggml -name '*.go' 2>/dev/null)
 FUZZTIME   ?= 5s
-# Long tests of whole daemons, which others run with the race detector too, and of
-# what the library computes, which the detector does not see.
-NO_RACE     = ^Test(HostilePeerOfWorker|HostileWorker|KilledWorkerWithoutReplica|EndOfBackbone|Invitation|CarriedServersLost|CarriedRights|KilledDownload|QuickRestarts|Pause|LyingSources|FullDisk|FetchedBackbone|RingOfBackbones|ParityEveryArchitecture|EveryCut|QuantizedModelsRun|GeneratedModelsRun|GeneratedVariantsRun|ParityQuantised|ArchitecturesThroughWorkers)$$
+# Folders in which something runs beside something else.
+RACE_DIRS   = $(shell grep -rlE --include='*.go' '^\s*go [a-z]|"sync' cmd node p2p ring experts market settle ggml | xargs -n1 dirname | sort -u)
+# Long tests of whole daemons, which others run with the race detector too, of what the
+# library computes, which the detector does not see, and of processes that are killed or idle.
+NO_RACE     = ^Test(HostilePeerOfWorker|HostileWorker|KilledWorkerWithoutReplica|EndOfBackbone|Invitation|CarriedServersLost|CarriedRights|KilledDownload|QuickRestarts|Pause|LyingSources|FullDisk|FetchedBackbone|RingOfBackbones|ParityEveryArchitecture|EveryCut|QuantizedModelsRun|GeneratedModelsRun|GeneratedVariantsRun|ParityQuantised|ArchitecturesThroughWorkers|Damage|Idle|Killed|Kill)$$
 NODES      ?= 100
 SOAK       ?= 5m
 GOTESTFLAGS ?=
@@ -43,7 +45,7 @@ check: deps ## format, vet, staticcheck, tidy, build without cgo, tests with the
 	go mod tidy -diff
 	CGO_ENABLED=0 go build ./...
 	CGO_ENABLED=0 go vet ./...
-	go test -race -count=1 -p 1 -timeout 15m -skip '$(NO_RACE)' $(GOTESTFLAGS) ./...
+	go test -race -count=1 -p 1 -timeout 15m -skip '$(NO_RACE)' $(GOTESTFLAGS) $(addprefix ./,$(RACE_DIRS))
 
 # npm's packages go to a folder that git ignores, next to what imports them.
 test-sdk: deps ## the official OpenAI and Anthropic clients, in Go and JavaScript, against a daemon (Debian: npm)
@@ -59,9 +61,9 @@ test-settle: settle-deps ## payments and payouts against a local Solana: what is
 test-load: deps ## 200 clients with 2,000 requests, some slow, hung up or malformed, against a daemon
 	go test -tags load -count=1 -timeout 10m -run '^TestLoad$$' -v $(GOTESTFLAGS) ./node
 
-# The tests make network namespaces of their own and leave nothing behind.
+# The tests make network namespaces of their own and leave nothing behind. Those that wait do so at once.
 test-net: ## nodes behind NATs, relays and bad lines; needs root (Debian: iproute2 nftables)
-	go test -tags nettest -count=1 -timeout 10m -run '^TestNet' $(GOTESTFLAGS) ./p2p
+	go test -tags nettest -count=1 -timeout 10m -parallel 8 -run '^TestNet' $(GOTESTFLAGS) ./p2p
 
 # It drops packets in a network namespace of its own.
 test-chaos: deps ## kills, stops and black holes under requests, of experts and of rings; needs root (Debian: iproute2 nftables)

@@ -75,7 +75,7 @@ func greeted(t *testing.T, w *swarm, id string) *script {
 	t.Cleanup(func() { conn.Close() })
 	s := newScript(t, conn)
 	s.must(frameOffer)
-	s.send(frameWant, 0, mustControl(t, want{wireVersion, testModel, F32}))
+	s.send(frameWant, 0, encodeControl(want{wireVersion, testModel, F32}))
 	return s
 }
 
@@ -229,7 +229,7 @@ func (w *swarm) answering(id string, o offer, answer func(s *script, f p2p.Frame
 	w.listen(id, func(conn net.Conn) {
 		defer conn.Close()
 		s := newScript(w.t, conn)
-		s.send(frameOffer, 0, mustControl(w.t, o))
+		s.send(frameOffer, 0, encodeControl(o))
 		for {
 			f, err := s.r.Next()
 			switch {
@@ -419,7 +419,7 @@ func FuzzSession(f *testing.F) {
 	f.Add(frame(framePong, 1, nil))
 	f.Add(frame(frameError, 1, putError(nil, CodeBusy, "x")))
 	f.Add(frame(frameTaken, 0, []byte{1}))
-	f.Add(frame(frameOffer, 1, mustControl(f, offer{
+	f.Add(frame(frameOffer, 1, encodeControl(offer{
 		Version: wireVersion, Model: testModel, Slices: []Slice{layerSlice(2, 4)}, MaxRows: 9, MaxPairs: 9, Queue: 1, Precisions: []Precision{F32},
 	})))
 	kernel := newFFN(testWidth, testHidden, layerSlice(0, 8))
@@ -444,7 +444,7 @@ func FuzzSession(f *testing.F) {
 		wg.Wait()
 	}
 	f.Fuzz(func(t *testing.T, b []byte) {
-		hello := frame(frameWant, 0, mustControl(t, want{wireVersion, testModel, F32}))
+		hello := frame(frameWant, 0, encodeControl(want{wireVersion, testModel, F32}))
 		feed(append(hello, b...), func(c net.Conn) { worker.Serve(context.Background(), c) })
 		feed(b, func(c net.Conn) {
 			s := newSession(d, "fuzz", &tally{}, c)

@@ -110,11 +110,7 @@ func (s *session) handshake(ctx context.Context) error {
 	if s.offer, err = decodeOffer(f.Payload); err != nil {
 		return violation(err)
 	}
-	answer, err := controlEnc.Marshal(want{wireVersion, s.d.cfg.Model, F32})
-	if err != nil {
-		return err
-	}
-	if err := s.write(frameWant, 0, answer); err != nil {
+	if err := s.write(frameWant, 0, encodeControl(want{wireVersion, s.d.cfg.Model, F32})); err != nil {
 		return fmt.Errorf("answer to the offer: %w", err)
 	}
 	if s.offer.Model != s.d.cfg.Model {

@@ -28,7 +28,7 @@ func (w *swarm) changing(id string, change func(s *script, o offer)) {
 
 // TestHostileOffers has workers change what they offer in ways that end the session.
 func TestHostileOffers(t *testing.T) {
-	send := func(s *script, id uint64, o offer) { s.send(frameOffer, id, mustControl(s.t, o)) }
+	send := func(s *script, id uint64, o offer) { s.send(frameOffer, id, encodeControl(o)) }
 	with := func(o offer, change func(*offer)) offer {
 		change(&o)
 		return o
@@ -88,11 +88,11 @@ func TestOffersAreBounded(t *testing.T) {
 		case frameProgram:
 			s.send(frameError, f.ID, putError(nil, CodeProgram, "no"))
 			if !began.Swap(true) {
-				s.send(frameOffer, 1, mustControl(t, o))
+				s.send(frameOffer, 1, encodeControl(o))
 			}
 		case frameTaken:
 			taken.Add(1)
-			s.send(frameOffer, f.ID+1, mustControl(t, o))
+			s.send(frameOffer, f.ID+1, encodeControl(o))
 		}
 	})
 	w.start("honest", wholeLayer(), nil)
@@ -118,7 +118,7 @@ func TestLateRefusal(t *testing.T) {
 		case f.Type == frameCall && tried.Swap(true):
 			less := o
 			less.Slices = nil
-			s.send(frameOffer, 1, mustControl(t, less))
+			s.send(frameOffer, 1, encodeControl(less))
 			s.send(frameError, f.ID, putError(nil, CodeExpert, "not here any more"))
 		case f.Type == frameCall:
 			s.send(frameReply, f.ID, make([]byte, 4*testWidth*binary.LittleEndian.Uint32(f.Payload[16:])))

@@ -59,7 +59,6 @@ package experts
 // error 9.
 
 import (
-	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -67,7 +66,7 @@ import (
 	"unicode/utf8"
 	"unsafe"
 
-	"github.com/fxamacker/cbor/v2"
+	"kvasird/p2p"
 )
 
 const (
@@ -170,39 +169,7 @@ type want struct {
 	Precision Precision `cbor:"3,keyasint"`
 }
 
-var (
-	controlEnc = mustMode(cbor.CoreDetEncOptions().EncMode())
-	controlDec = mustMode(cbor.DecOptions{
-		DupMapKey:         cbor.DupMapKeyEnforcedAPF,
-		IndefLength:       cbor.IndefLengthForbidden,
-		TagsMd:            cbor.TagsForbidden,
-		ExtraReturnErrors: cbor.ExtraDecErrorUnknownField,
-		MaxNestedLevels:   4,
-		MaxArrayElements:  maxSlices,
-		MaxMapPairs:       16,
-	}.DecMode())
-)
-
-func mustMode[M any](mode M, err error) M {
-	if err != nil {
-		panic(err) // constant options: wrong for every input or for none
-	}
-	return mode
-}
-
-// decodeControl decodes deterministic CBOR into v and refuses any other encoding.
-func decodeControl(payload []byte, v any) error {
-	if len(payload) > maxControl {
-		return fmt.Errorf("%d bytes of control record, at most %d", len(payload), maxControl)
-	}
-	if err := controlDec.Unmarshal(payload, v); err != nil {
-		return err
-	}
-	if again, err := controlEnc.Marshal(v); err != nil || !bytes.Equal(again, payload) {
-		return errors.New("control record is not in its deterministic encoding")
-	}
-	return nil
-}
+var encodeControl, decodeControl = p2p.ControlCodec(maxControl, maxSlices, 16)
 
 func (id ModelID) validate() error {
 	if id == "" || len(id) > maxModelID || !utf8.ValidString(string(id)) {

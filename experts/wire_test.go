@@ -17,15 +17,6 @@ func testOffer() offer {
 	}
 }
 
-func mustControl(t testing.TB, v any) []byte {
-	t.Helper()
-	b, err := controlEnc.Marshal(v)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return b
-}
-
 // testPayload is a call of program 7 with two pairs over one row of two elements.
 func testPayload() []byte {
 	b := make([]byte, callSize(1, 2, 2))
@@ -42,8 +33,8 @@ func TestGoldenBytes(t *testing.T) {
 		got  []byte
 		want string
 	}{
-		{"offer", mustControl(t, testOffer()), "a8 0102 02616d 0381840002101901 2c 04191000 050a 061840 074101 0800"},
-		{"want", mustControl(t, want{2, "m", F32}), "a3 0102 02616d 0301"},
+		{"offer", encodeControl(testOffer()), "a8 0102 02616d 0381840002101901 2c 04191000 050a 061840 074101 0800"},
+		{"want", encodeControl(want{2, "m", F32}), "a3 0102 02616d 0301"},
 		{"program", putProgram(nil, 3, 48, []byte{0xaa, 0xbb}), "03000000 30000000 aabb"},
 		{"result", putResult(nil, 3072, 1024), "000c0000 00040000"},
 		{"error", putError(nil, CodeBusy, "full"), "0200 0000 66756c6c"},
@@ -76,11 +67,11 @@ func TestFrameTypes(t *testing.T) {
 }
 
 func TestRoundTrips(t *testing.T) {
-	o, err := decodeOffer(mustControl(t, testOffer()))
+	o, err := decodeOffer(encodeControl(testOffer()))
 	if err != nil || !reflect.DeepEqual(o, testOffer()) {
 		t.Errorf("offer: got %+v, %v", o, err)
 	}
-	w, err := decodeWant(mustControl(t, want{2, "m", F32}))
+	w, err := decodeWant(encodeControl(want{2, "m", F32}))
 	if err != nil || w != (want{2, "m", F32}) {
 		t.Errorf("want: got %+v, %v", w, err)
 	}
@@ -104,7 +95,7 @@ func TestRefusals(t *testing.T) {
 	offerWith := func(change func(*offer)) []byte {
 		o := testOffer()
 		change(&o)
-		return mustControl(t, o)
+		return encodeControl(o)
 	}
 	callWith := func(at int, bytes ...byte) []byte {
 		b := testPayload()
@@ -126,7 +117,7 @@ func TestRefusals(t *testing.T) {
 		want    string
 	}{
 		{"offer: not cbor", offerOf, []byte{0xff}, "offer"},
-		{"offer: trailing bytes", offerOf, append(mustControl(t, testOffer()), 0), "extraneous"},
+		{"offer: trailing bytes", offerOf, append(encodeControl(testOffer()), 0), "extraneous"},
 		{"offer: too long", offerOf, make([]byte, maxControl+1), "at most"},
 		{"offer: version", offerOf, offerWith(func(o *offer) { o.Version = 1 }), "wire version 1"},
 		{"offer: no model", offerOf, offerWith(func(o *offer) { o.Model = "" }), "model id"},
@@ -146,14 +137,14 @@ func TestRefusals(t *testing.T) {
 		{"offer: huge pairs", offerOf, offerWith(func(o *offer) { o.MaxPairs = maxCount + 1 }), "pairs per call"},
 		{"offer: negative queue", offerOf, offerWith(func(o *offer) { o.Queue = -1 }), "outstanding calls"},
 		{"offer: no f32", offerOf, offerWith(func(o *offer) { o.Precisions = []Precision{2} }), "f32"},
-		{"offer: unknown key", offerOf, mustControl(t, map[int]int{1: 1, 99: 1}), "unknown field"},
+		{"offer: unknown key", offerOf, encodeControl(map[int]int{1: 1, 99: 1}), "unknown field"},
 		{"want: key twice", wantOf, []byte{0xa4, 1, 2, 1, 2, 2, 0x61, 'm', 3, 1}, "duplicate"},
 		{"want: keys unordered", wantOf, []byte{0xa3, 2, 0x61, 'm', 1, 1, 3, 1}, "deterministic"},
 		{"want: long integer", wantOf, []byte{0xa3, 1, 0x18, 1, 2, 0x61, 'm', 3, 1}, "deterministic"},
 		{"want: indefinite length", wantOf, []byte{0xbf, 1, 1, 2, 0x61, 'm', 3, 1, 0xff}, "indefinite"},
-		{"want: version", wantOf, mustControl(t, want{7, "m", F32}), "wire version 7"},
-		{"want: precision", wantOf, mustControl(t, want{2, "m", 3}), "precision 3"},
-		{"want: no model", wantOf, mustControl(t, want{2, "", F32}), "model id"},
+		{"want: version", wantOf, encodeControl(want{7, "m", F32}), "wire version 7"},
+		{"want: precision", wantOf, encodeControl(want{2, "m", 3}), "precision 3"},
+		{"want: no model", wantOf, encodeControl(want{2, "", F32}), "model id"},
 		{"program: empty", programOf, putProgram(nil, 0, 0, nil), "want 9"},
 		{"program: too long", programOf, putProgram(nil, 0, 0, make([]byte, MaxProgram+1)), "want 9"},
 		{"program: number", programOf, putProgram(nil, MaxPrograms, 0, []byte{1}), "program number"},
@@ -254,18 +245,18 @@ func TestMissingErrorText(t *testing.T) {
 }
 
 func FuzzOffer(f *testing.F) {
-	f.Add(mustControl(f, testOffer()))
+	f.Add(encodeControl(testOffer()))
 	f.Fuzz(func(t *testing.T, b []byte) {
-		if o, err := decodeOffer(b); err == nil && string(mustControl(t, o)) != string(b) {
+		if o, err := decodeOffer(b); err == nil && string(encodeControl(o)) != string(b) {
 			t.Errorf("%x decodes to %+v, which encodes differently", b, o)
 		}
 	})
 }
 
 func FuzzWant(f *testing.F) {
-	f.Add(mustControl(f, want{2, "m", F32}))
+	f.Add(encodeControl(want{2, "m", F32}))
 	f.Fuzz(func(t *testing.T, b []byte) {
-		if w, err := decodeWant(b); err == nil && string(mustControl(t, w)) != string(b) {
+		if w, err := decodeWant(b); err == nil && string(encodeControl(w)) != string(b) {
 			t.Errorf("%x decodes to %+v, which encodes differently", b, w)
 		}
 	})

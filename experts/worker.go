@@ -97,11 +97,7 @@ func (c *WorkerConfig) offered(state workerState) offer {
 
 // offer is the encoded offer.
 func (c *WorkerConfig) offer(state workerState) []byte {
-	b, err := controlEnc.Marshal(c.offered(state))
-	if err != nil {
-		panic(err) // a struct of numbers and text that was validated
-	}
-	return b
+	return encodeControl(c.offered(state))
 }
 
 // Worker serves the experts of its Kernel to any number of sessions.

@@ -45,7 +45,7 @@ func TestProgramsOfOnePeer(t *testing.T) {
 		serving.Go(func() { p.worker.Serve(t.Context(), there) })
 		s := newScript(t, here)
 		s.must(frameOffer)
-		s.send(frameWant, 0, mustControl(t, want{wireVersion, testModel, F32}))
+		s.send(frameWant, 0, encodeControl(want{wireVersion, testModel, F32}))
 		return s
 	}
 	variant := func(i int) []byte { return fmt.Appendf(programFor(testWidth, testHidden), "#%d", i) }

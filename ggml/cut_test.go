@@ -231,6 +231,7 @@ func TestEveryCut(t *testing.T) {
 	}
 	for i, tt := range cases {
 		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
 			path := generate(t, rt, tt.small())
 			proveCuts(t, rt, path, tt.fewest, cutContext)
 			if i < inShort { // how memory is shared decides in which order rows are computed

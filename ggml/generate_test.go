@@ -82,6 +82,7 @@ func TestGeneratedModelsRun(t *testing.T) {
 	rt := openRuntime(t)
 	for _, arch := range GenerateArchitectures() {
 		t.Run(arch, func(t *testing.T) {
+			t.Parallel()
 			path := generate(t, rt, GenerateConfig{Arch: arch})
 			runs(t, rt, path)
 			names := expertNames(t, path)
@@ -180,6 +181,7 @@ func TestQuantizedModelsRun(t *testing.T) {
 	rt := openRuntime(t)
 	for _, name := range []string{"F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "TQ1_0", "TQ2_0", "MXFP4"} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			want, err := tensor.ParseDType(name)
 			if err != nil {
 				t.Fatal(err)

@@ -62,6 +62,7 @@ func TestParityEveryArchitecture(t *testing.T) {
 				continue
 			}
 			t.Run(arch+"/"+name, func(t *testing.T) {
+				t.Parallel()
 				cfg.Arch, cfg.Seed = arch, 7
 				path := filepath.Join(t.TempDir(), "model.gguf")
 				if err := rt.GenerateModel(path, cfg); err != nil {
@@ -78,6 +79,7 @@ func TestParityQuantised(t *testing.T) {
 	for _, arch := range []string{"qwen3moe", "olmoe", "gpt-oss", "llama4"} {
 		for _, dtype := range []string{"Q8_0", "Q6_K", "Q4_K", "Q4_0", "F16"} {
 			t.Run(arch+"/"+dtype, func(t *testing.T) {
+				t.Parallel()
 				path := filepath.Join(t.TempDir(), "model.gguf")
 				if err := rt.GenerateModel(path, GenerateConfig{Arch: arch, Seed: 7, Type: dtype}); err != nil {
 					t.Fatal(err)

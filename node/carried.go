@@ -147,14 +147,9 @@ func (r *rings) servers(id gguf.ModelID, now time.Time) (out []carry.Target) {
 }
 
 func (n *Node) dialCarried(ctx context.Context, name string) (carry.Conn, error) {
-	id, err := peer.Decode(name)
+	id, err := meet(ctx, n.host, name)
 	if err != nil {
 		return nil, err
-	}
-	if n.host.Peer(id) == nil {
-		if _, err := n.host.Hello(ctx, peer.AddrInfo{ID: id}); err != nil {
-			return nil, err
-		}
 	}
 	return n.host.OpenStream(ctx, id, carry.Protocol)
 }

@@ -266,6 +266,7 @@ func bytesToWorkers(t *testing.T, model string) []struct {
 }
 
 func TestHostilePeerOfWorker(t *testing.T) {
+	t.Parallel()
 	s := newSwarm(t)
 	w := s.worker("w1")
 	s.worker("w2")

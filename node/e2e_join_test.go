@@ -108,6 +108,7 @@ func (n *network) says(c *child, words ...string) {
 // TestInvitation: who has a ticket helps, who has one that names it has its own
 // work done, and who has lost it is out.
 func TestInvitation(t *testing.T) {
+	t.Parallel()
 	n, at := newJoining(t, NewNetwork{Replicas: 1, Admission: "invitation"}, "--experts", "remote")
 	authority := n.file
 	invite := func() string {
@@ -219,6 +220,7 @@ func (n *network) held(c *child) (held int64) {
 // TestKilledDownload: a volunteer that is killed while it downloads goes on where
 // it was, and is within its budget at any time.
 func TestKilledDownload(t *testing.T) {
+	t.Parallel()
 	const limit, rate = 22_000_000, 700_000 // bytes, bytes per second
 	n, at := newJoining(t, NewNetwork{Replicas: 1})
 	budget := []string{"--peer", at, "--disk", fmt.Sprint(limit)}
@@ -280,6 +282,7 @@ func (n *network) mostReplicas(c *child) (replicas, holders int) {
 
 // TestQuickRestarts: however often one identity comes and goes, it is one.
 func TestQuickRestarts(t *testing.T) {
+	t.Parallel()
 	n, at := newJoining(t, NewNetwork{Replicas: 1})
 	var most, holders int
 	end := meanwhile(func() {
@@ -312,6 +315,7 @@ func TestQuickRestarts(t *testing.T) {
 
 // TestPause: a volunteer that pauses, or ends, first has others go elsewhere.
 func TestPause(t *testing.T) {
+	t.Parallel()
 	n, at := newJoining(t, NewNetwork{Replicas: 2}, "--experts", "remote")
 	v, other := n.join("v1", "--peer", at), n.join("v2", "--peer", at)
 	id := n.sees(v, servesParts).PeerID

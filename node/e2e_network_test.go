@@ -132,6 +132,7 @@ func TestSwarmFormsItself(t *testing.T) {
 // TestFetchedBackbone: a node that has nothing of a model but its id fetches what the
 // backbone needs, and answers without whoever had all of it.
 func TestFetchedBackbone(t *testing.T) {
+	t.Parallel()
 	n, at := newJoining(t, NewNetwork{Replicas: 1}, "--experts", "remote")
 	for _, name := range []string{"v1", "v2"} {
 		n.join(name, "--peer", at, "--memory", "16MB")

@@ -102,6 +102,7 @@ func (n *network) liar(l lie) *p2p.Host {
 // TestLyingSources: whoever gives wrong bytes, a wrong tree or another model is
 // found out and put out, and the download completes from an honest node.
 func TestLyingSources(t *testing.T) {
+	t.Parallel()
 	n := newNetwork(t, NewNetwork{Replicas: 1})
 	ctx, cancel := context.WithTimeout(context.Background(), joinTime)
 	t.Cleanup(cancel)
@@ -162,6 +163,7 @@ func TestLyingSources(t *testing.T) {
 
 // TestFullDisk: a volunteer whose disk is full says so and waits.
 func TestFullDisk(t *testing.T) {
+	t.Parallel()
 	n, at := newJoining(t, NewNetwork{Replicas: 1})
 	dir := filepath.Join(n.dir, "v")
 	if err := os.Mkdir(dir, 0o700); err != nil {

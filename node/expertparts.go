@@ -190,19 +190,14 @@ func (d *dispatchPart) Close() error {
 	return err
 }
 
-// laneDialer connects package experts to peers over the fast lane, or a stream
-// where there is none.
+// laneDialer connects package experts to peers.
 type laneDialer struct {
 	host  *p2p.Host
 	model gguf.ModelID
 }
 
 func (l laneDialer) Dial(ctx context.Context, peerID string) (net.Conn, error) {
-	id, err := peer.Decode(peerID)
-	if err != nil {
-		return nil, err
-	}
-	c, err := l.host.OpenLane(ctx, id, expertsProtocol)
+	c, err := dialLane(ctx, l.host, peerID, expertsProtocol)
 	if err != nil {
 		return nil, err
 	}
@@ -213,7 +208,29 @@ func (l laneDialer) Dial(ctx context.Context, peerID string) (net.Conn, error) {
 		return nil, err
 	}
 	c.SetWriteDeadline(time.Time{})
+	return c, nil
+}
+
+// dialLane connects to a peer over the fast lane, or a stream where there is none.
+func dialLane(ctx context.Context, host *p2p.Host, name, proto string) (net.Conn, error) {
+	id, err := meet(ctx, host, name)
+	if err != nil {
+		return nil, err
+	}
+	c, err := host.OpenLane(ctx, id, proto)
+	if err != nil {
+		return nil, err
+	}
 	return netConn{c}, nil
+}
+
+// meet greets a peer unless it is ready.
+func meet(ctx context.Context, host *p2p.Host, name string) (peer.ID, error) {
+	id, err := peer.Decode(name)
+	if err == nil && host.Peer(id) == nil {
+		_, err = host.Hello(ctx, peer.AddrInfo{ID: id})
+	}
+	return id, err
 }
 
 // netConn gives a p2p.Conn the addresses that net.Conn asks for: peer ids.

@@ -113,6 +113,7 @@ func TestArchitecturesThroughWorkers(t *testing.T) {
 			continue
 		}
 		t.Run(arch, func(t *testing.T) {
+			t.Parallel()
 			path := filepath.Join(t.TempDir(), "model.gguf")
 			if err := rt.GenerateModel(path, ggml.GenerateConfig{Arch: arch, Seed: 11}); err != nil {
 				t.Fatal(err)

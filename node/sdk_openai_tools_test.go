@@ -38,9 +38,9 @@ func toolRows() []chatRow {
 			p.Messages = append(p.Messages, openai.ChatCompletionMessageParamUnion{OfAssistant: &asked},
 				openai.ToolMessage("noon", "call_1"), openai.ToolMessage("13", "call_2"))
 		}, check: noCall},
-		{name: "tool_choice required", needs: grammars, param: "tool_choice",
+		{name: "tool_choice required",
 			change: force(openai.ChatCompletionToolChoiceOptionUnionParam{OfAuto: openai.String("required")}), check: sumCall},
-		{name: "tool_choice named", needs: grammars, param: "tool_choice",
+		{name: "tool_choice named",
 			change: force(openai.ToolChoiceOptionFunctionToolChoice(openai.ChatCompletionNamedToolChoiceFunctionParam{Name: "tell_sum"})), check: sumCall},
 	}
 }

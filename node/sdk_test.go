@@ -6,7 +6,6 @@ import (
 	"bytes"
 	"encoding/json"
 	"net/http"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -17,31 +16,6 @@ import (
 // The judges of the gateway are the official clients (`make test-sdk`): those in Go
 // here, those in JavaScript in testdata/sdk. All of them talk to a daemon that runs
 // the shipped model.
-
-// ability is what an option needs of the daemon beyond plain text.
-type ability string
-
-const (
-	plain    ability = ""
-	grammars ability = "grammar" // forms and forced calls
-	logprobs ability = "logprobs"
-)
-
-// sdkServed are the abilities that the daemon must have. sdkLacks are those that it
-// does not have yet: an option that needs one must be refused by its name.
-var (
-	sdkServed = []ability{plain, grammars, logprobs}
-	sdkLacks  = []ability{}
-)
-
-// lacking says whether options of an ability must be refused.
-func lacking(t *testing.T, a ability) bool {
-	t.Helper()
-	if slices.Contains(sdkServed, a) == slices.Contains(sdkLacks, a) {
-		t.Fatalf("ability %q must be in one of sdkServed and sdkLacks", a)
-	}
-	return slices.Contains(sdkLacks, a)
-}
 
 // runSDKDaemon starts a node that computes all of the shipped model itself.
 func runSDKDaemon(t *testing.T, args ...string) *swarm {

@@ -92,11 +92,7 @@ func (s *stages) serve(p *p2p.Peer, c p2p.Conn) {
 
 // Dial makes stages a ring.Dialer. A stage of this node is reached without a network.
 func (s *stages) Dial(ctx context.Context, peerID string) (net.Conn, error) {
-	id, err := peer.Decode(peerID)
-	if err != nil {
-		return nil, err
-	}
-	if id == s.host.ID() {
+	if id := s.host.ID(); peerID == id.String() {
 		near, far := net.Pipe()
 		go func() {
 			if err := ring.Serve(context.Background(), pipeConn{far, id}, greetTime, s.find); err != nil {
@@ -105,16 +101,7 @@ func (s *stages) Dial(ctx context.Context, peerID string) (net.Conn, error) {
 		}()
 		return near, nil
 	}
-	if s.host.Peer(id) == nil {
-		if _, err := s.host.Hello(ctx, peer.AddrInfo{ID: id}); err != nil {
-			return nil, err
-		}
-	}
-	c, err := s.host.OpenLane(ctx, id, ringProtocol)
-	if err != nil {
-		return nil, err
-	}
-	return netConn{c}, nil
+	return dialLane(ctx, s.host, peerID, ringProtocol)
 }
 
 // pipeConn is a connection within this node, of which the other end is it too.

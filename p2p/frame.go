@@ -162,3 +162,11 @@ func (f *FrameWriter) Write(fr Frame) error {
 	copy(payload, fr.Payload)
 	return f.Send(fr.Type, fr.Flags, fr.ID)
 }
+
+// AppendInts appends a list to a payload, little-endian.
+func AppendInts(dst []byte, list []int32) []byte {
+	for _, n := range list {
+		dst = binary.LittleEndian.AppendUint32(dst, uint32(n))
+	}
+	return dst
+}

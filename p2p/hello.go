@@ -8,7 +8,6 @@ import (
 	"unicode"
 	"unicode/utf8"
 
-	"github.com/fxamacker/cbor/v2"
 	"github.com/libp2p/go-libp2p/core/peer"
 )
 
@@ -117,25 +116,6 @@ func (v verdict) err(id peer.ID, byPeer bool) error {
 		return nil
 	}
 	return &RefusedError{Peer: id, Field: v.Field, Want: v.Want, Got: v.Got, ByPeer: byPeer}
-}
-
-var (
-	encMode = must(cbor.CoreDetEncOptions().EncMode())
-	decMode = must(cbor.DecOptions{
-		DupMapKey:        cbor.DupMapKeyEnforcedAPF,
-		IndefLength:      cbor.IndefLengthForbidden,
-		TagsMd:           cbor.TagsForbidden,
-		MaxNestedLevels:  8,
-		MaxArrayElements: maxModels,
-		MaxMapPairs:      64,
-	}.DecMode())
-)
-
-func must[T any](v T, err error) T {
-	if err != nil {
-		panic(err)
-	}
-	return v
 }
 
 func encodeHello(h Hello) ([]byte, error) {

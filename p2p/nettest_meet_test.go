@@ -93,8 +93,10 @@ func echoes(a, b *node) {
 
 // Two nodes behind NATs that know the relay alone find each other there and punch through.
 func TestNetHolePunch(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct{ name, via string }{{"tcp", viaTCP}, {"quic", viaQUIC}} {
 		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
 			s := newSwarm(t)
 			spec := s.member(c.via)
 			spec.Listen = []string{"/ip4/0.0.0.0" + c.via}
@@ -117,6 +119,7 @@ func TestNetHolePunch(t *testing.T) {
 // Nodes that were up before their network meet before libp2p is ready to punch holes; they
 // go direct all the same.
 func TestNetHolePunchAfterLateNetwork(t *testing.T) {
+	t.Parallel()
 	s := newSwarm(t)
 	hostA, hostB := s.nat("nata", cone, line).host("a"), s.nat("natb", cone, line).host("b")
 	mend := s.cut()
@@ -143,6 +146,7 @@ func stays(t *testing.T, a, b *node, path p2p.Path, d time.Duration) {
 // No hole can be punched between two symmetric NATs: the nodes work through the relay, and
 // say why.
 func TestNetSymmetricNAT(t *testing.T) {
+	t.Parallel()
 	s := newSwarm(t)
 	start := time.Now()
 	a := s.nat("nata", symmetric, line).host("a").start(s.member(viaTCP, viaQUIC))

@@ -16,6 +16,7 @@ import (
 // A router gives UDP another port than the node, which has a public address, listens on. The
 // port that the node sees itself is told to nobody, and peers get through.
 func TestNetRemappedPort(t *testing.T) {
+	t.Parallel()
 	s := newSwarm(t)
 	at := s.remapping("remap", line)
 	a := at.start(s.member(viaTCP, viaQUIC))
@@ -59,6 +60,7 @@ func TestNetRemappedPort(t *testing.T) {
 // The network is cut for all, and everybody comes back unaided when it is mended; what was
 // published meanwhile arrives.
 func TestNetOutage(t *testing.T) {
+	t.Parallel()
 	s := newSwarm(t)
 	a := s.nat("nata", symmetric, line).host("a").start(s.member(viaTCP, viaQUIC))
 	b := s.nat("natb", symmetric, line).host("b").start(s.member(viaTCP, viaQUIC))
@@ -116,8 +118,10 @@ func TestNetRemembered(t *testing.T) {
 // A peer that is frozen or killed is lost long before the transports would notice, and
 // one that thaws comes back.
 func TestNetFrozenAndKilled(t *testing.T) {
+	t.Parallel()
 	for _, via := range []string{viaTCP, viaQUIC} {
 		t.Run(strings.Split(via, "/")[1], func(t *testing.T) {
+			t.Parallel()
 			w := newWorld(t)
 			spec := nodeSpec{Listen: []string{"/ip4/0.0.0.0" + via}}
 			a := w.public("a", link{}).start(spec)

@@ -3,6 +3,7 @@ package ring
 import (
 	"encoding/binary"
 	"fmt"
+	"kvasird/p2p"
 	"math"
 )
 
@@ -21,9 +22,9 @@ func putTokens(dst []byte, t tokens) []byte {
 	dst = le.AppendUint32(dst, uint32(t.pos))
 	dst = le.AppendUint32(dst, uint32(len(t.list)))
 	if t.probs == nil {
-		return appendTokens(append(dst, byte(t.finish), 0, 0, 0), t.list)
+		return p2p.AppendInts(append(dst, byte(t.finish), 0, 0, 0), t.list)
 	}
-	dst = appendTokens(append(dst, byte(t.finish), 1, 0, 0), t.list)
+	dst = p2p.AppendInts(append(dst, byte(t.finish), 1, 0, 0), t.list)
 	for _, p := range t.probs {
 		dst = le.AppendUint32(dst, math.Float32bits(p.Logprob))
 		dst = le.AppendUint32(dst, uint32(len(p.Top)))
@@ -145,11 +146,4 @@ func checkTokens(list []int32) error {
 		}
 	}
 	return nil
-}
-
-func appendTokens(dst []byte, list []int32) []byte {
-	for _, t := range list {
-		dst = binary.LittleEndian.AppendUint32(dst, uint32(t))
-	}
-	return dst
 }

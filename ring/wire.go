@@ -64,15 +64,12 @@ package ring
 // both. ROWS and TOKENS of an epoch that is over are passed over.
 
 import (
-	"bytes"
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"unicode/utf8"
 
-	"github.com/fxamacker/cbor/v2"
-
 	"kvasird/ggml/gguf"
+	"kvasird/p2p"
 )
 
 const (
@@ -169,50 +166,12 @@ func (o *opening) setChain(c Chain) {
 }
 
 var (
-	controlEnc = mustMode(cbor.CoreDetEncOptions().EncMode())
-	controlDec = mustMode(cbor.DecOptions{
-		DupMapKey:         cbor.DupMapKeyEnforcedAPF,
-		IndefLength:       cbor.IndefLengthForbidden,
-		TagsMd:            cbor.TagsForbidden,
-		ExtraReturnErrors: cbor.ExtraDecErrorUnknownField,
-		MaxNestedLevels:   4,
-		MaxArrayElements:  MaxHops,
-		MaxMapPairs:       maxBias,
-	}.DecMode())
+	encodeControl, decodeControl = p2p.ControlCodec(maxControl, MaxHops, maxBias)
+	_, decodeOpeningRecord       = p2p.ControlCodec(maxOpening, MaxHops, maxBias)
 )
 
-func mustMode[M any](mode M, err error) M {
-	if err != nil {
-		panic(err) // constant options: wrong for every input or for none
-	}
-	return mode
-}
-
-// encodeControl encodes a record that was validated.
-func encodeControl(v any) []byte {
-	b, err := controlEnc.Marshal(v)
-	if err != nil {
-		panic(err) // numbers and text
-	}
-	return b
-}
-
-// decodeControl decodes deterministic CBOR into v and refuses any other encoding.
-func decodeControl(payload []byte, v any, most int) error {
-	if len(payload) > most {
-		return fmt.Errorf("%d bytes of control record, at most %d", len(payload), most)
-	}
-	if err := controlDec.Unmarshal(payload, v); err != nil {
-		return err
-	}
-	if again, err := controlEnc.Marshal(v); err != nil || !bytes.Equal(again, payload) {
-		return errors.New("control record is not in its deterministic encoding")
-	}
-	return nil
-}
-
 func decodeHello(payload []byte) (h hello, err error) {
-	if err := decodeControl(payload, &h, maxControl); err != nil {
+	if err := decodeControl(payload, &h); err != nil {
 		return h, fmt.Errorf("hello: %w", err)
 	}
 	switch {
@@ -234,7 +193,7 @@ func decodeHello(payload []byte) (h hello, err error) {
 func (h *hello) layers() gguf.Range { return gguf.Range{Begin: h.Begin, End: h.End} }
 
 func decodeWelcome(payload []byte) (w welcome, err error) {
-	if err := decodeControl(payload, &w, maxControl); err != nil {
+	if err := decodeControl(payload, &w); err != nil {
 		return w, fmt.Errorf("welcome: %w", err)
 	}
 	if w.Version != wireVersion {
@@ -247,7 +206,7 @@ func decodeWelcome(payload []byte) (w welcome, err error) {
 }
 
 func decodeOpening(payload []byte) (o opening, err error) {
-	if err := decodeControl(payload, &o, maxOpening); err != nil {
+	if err := decodeOpeningRecord(payload, &o); err != nil {
 		return o, fmt.Errorf("open: %w", err)
 	}
 	if o.Epoch == 0 || len(o.Key) != keySize {
@@ -291,7 +250,7 @@ func putResume(dst []byte, r resume) []byte {
 	dst = le.AppendUint32(dst, uint32(r.have))
 	dst = le.AppendUint32(dst, uint32(r.credit))
 	dst = le.AppendUint32(dst, uint32(len(r.tail)))
-	return appendTokens(dst, r.tail)
+	return p2p.AppendInts(dst, r.tail)
 }
 
 func decodeResume(payload []byte) (r resume, err error) {

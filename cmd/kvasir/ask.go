@@ -13,7 +13,7 @@ import (
 // ask prints an answer as it comes, on stdout alone; everything else goes to
 // stderr.
 func ask(ctx context.Context, c console, f *flags) error {
-	socket := f.socketFlags()
+	f.daemonFlags()
 	var req api.AskRequest
 	stats := f.Bool("stats", false, "then print tokens, tokens/s and the time to the first token")
 	f.BoolVar(&req.Raw, "raw", false, "complete the text as it is, without the model's chat template")
@@ -28,11 +28,11 @@ func ask(ctx context.Context, c console, f *flags) error {
 	}
 	req.System, req.MaxTokens = how.system, how.maxTokens
 	req.Temperature, req.TopP, req.Seed = float32(how.temperature), float32(how.topP), uint32(how.seed)
-	path, err := socket()
+	daemon, err := f.daemon()
 	if err != nil {
 		return err
 	}
-	done, err := stream(ctx, c, client.New(path), req)
+	done, err := stream(ctx, c, daemon, req)
 	if err != nil {
 		return err
 	}

@@ -42,7 +42,7 @@ type chat struct {
 
 // runChat is `kvasir chat`.
 func runChat(ctx context.Context, c console, f *flags) error {
-	socket := f.socketFlags()
+	f.daemonFlags()
 	address := f.String("url", "", "`address` of the gateway of another node (default: this machine's daemon)")
 	key := f.String("key", "", "API `key` (default: $KVASIR_API_KEY, where other users do not see it)")
 	stats := f.Bool("stats", false, "print tokens, tokens/s and the time to the first token after each answer")
@@ -61,7 +61,7 @@ func runChat(ctx context.Context, c console, f *flags) error {
 	}
 	ctx, stop := ch.watchInterrupts(ctx)
 	defer stop()
-	if err := ch.begin(ctx, *address, *key, socket, strings.Join(rest, "")); err != nil {
+	if err := ch.begin(ctx, *address, *key, f.daemon, strings.Join(rest, "")); err != nil {
 		return err
 	}
 	if err := ch.open(c, !*forget); err != nil {
@@ -99,16 +99,16 @@ func (c *chat) watchInterrupts(ctx context.Context) (context.Context, func()) {
 }
 
 // begin finds the gateway and the model.
-func (c *chat) begin(ctx context.Context, address, key string, socket func() (string, error), model string) error {
+func (c *chat) begin(ctx context.Context, address, key string, daemon func() (*client.Client, error), model string) error {
 	ctx, done := c.stoppable(ctx)
 	defer done()
 	st := new(api.Status)
 	if address == "" {
-		path, err := socket()
+		d, err := daemon()
 		if err != nil {
 			return err
 		}
-		if st, err = client.New(path).Status(ctx); err != nil {
+		if st, err = d.Status(ctx); err != nil {
 			if errors.Is(err, client.ErrNoDaemon) {
 				err = fmt.Errorf("%w Or name the gateway of another node with --url", err)
 			}

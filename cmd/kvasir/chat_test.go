@@ -283,3 +283,17 @@ func TestChatSilence(t *testing.T) {
 		t.Errorf("%v after %v", err, took)
 	}
 }
+
+// What Tab writes goes to the terminal as it is, so no name that could steer it is offered.
+func TestChatCompletes(t *testing.T) {
+	c := chat{known: []string{"a\x1b[2Jb", "two\nlines", "tab\tbed", "turned\u202eround", "good model"}}
+	var models []string
+	for _, line := range c.complete() {
+		if name, ok := strings.CutPrefix(line, "/model "); ok {
+			models = append(models, name)
+		}
+	}
+	if len(models) != 1 || models[0] != "good model" {
+		t.Errorf("offered %q", models)
+	}
+}

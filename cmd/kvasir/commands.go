@@ -137,13 +137,15 @@ func (c *chat) saveTo(_ context.Context, name string) error {
 	return err
 }
 
-// complete lists the commands, and the models that are known.
+// complete lists the commands, and the models that are known by a name that a terminal can show.
 func (c *chat) complete() (lines []string) {
 	for _, cmd := range chatCommands() {
 		lines = append(lines, "/"+cmd.name)
 	}
 	for _, m := range c.known {
-		lines = append(lines, "/model "+m)
+		if oneLine(plain(m)) == m {
+			lines = append(lines, "/model "+m)
+		}
 	}
 	return lines
 }

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"io"
 	"os"
@@ -11,7 +10,6 @@ import (
 	"strings"
 
 	"kvasird/node/api"
-	"kvasird/node/client"
 )
 
 // mapWidth is how many experts wide the heat map is when the terminal does not
@@ -20,27 +18,22 @@ const mapWidth = 64
 
 // coverage prints who holds what of each model.
 func coverage(ctx context.Context, c console, f *flags) error {
-	socket := f.socketFlags()
+	f.daemonFlags()
 	asJSON := f.Bool("json", false, "print it as JSON")
 	width := f.Int("width", mapWidth, "`characters` per layer")
-	if err := f.parseNone(c); err != nil {
+	daemon, err := f.parseForDaemon(c)
+	if err != nil {
 		return err
 	}
 	if *width < 8 || *width > 4096 {
 		return usagef("--width %d: want 8 to 4096", *width)
 	}
-	path, err := socket()
-	if err != nil {
-		return err
-	}
-	maps, err := client.New(path).Coverage(ctx)
+	maps, err := daemon.Coverage(ctx)
 	if err != nil {
 		return err
 	}
 	if *asJSON {
-		enc := json.NewEncoder(c.out)
-		enc.SetIndent("", "  ")
-		return enc.Encode(maps)
+		return printJSON(c.out, maps)
 	}
 	var text strings.Builder
 	for i, m := range maps {

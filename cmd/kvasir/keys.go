@@ -21,17 +21,17 @@ var keysCommands = []command{
 
 // addKey prints the key alone on the standard output, so that a script can take it.
 func addKey(ctx context.Context, c console, f *flags) error {
-	socket := f.socketFlags()
+	f.daemonFlags()
 	var req api.NewKey
 	f.IntVar(&req.RequestsPerMinute, "requests-per-minute", 0, "`number` of requests that it may make in a minute (default: no limit)")
 	f.IntVar(&req.TokensPerMinute, "tokens-per-minute", 0, "`number` of tokens of prompts and answers in a minute (default: no limit)")
 	f.IntVar(&req.Concurrent, "concurrent", 0, "`number` of requests at once (default: no limit)")
-	name, path, err := f.parseKeyName(c, socket)
+	name, daemon, err := f.parseKeyName(c)
 	if err != nil {
 		return err
 	}
 	req.Name = name
-	made, err := client.New(path).AddKey(ctx, req)
+	made, err := daemon.AddKey(ctx, req)
 	if err != nil {
 		return err
 	}
@@ -44,28 +44,25 @@ func addKey(ctx context.Context, c console, f *flags) error {
 }
 
 // parseKeyName is for commands with a NAME.
-func (f *flags) parseKeyName(c console, socket func() (string, error)) (name, path string, err error) {
+func (f *flags) parseKeyName(c console) (name string, daemon *client.Client, err error) {
 	rest, err := f.parse(c)
 	if err != nil {
-		return "", "", err
+		return "", nil, err
 	}
 	if len(rest) != 1 {
-		return "", "", usagef("%s takes one NAME, got %d. See `%s --help`", f.Name(), len(rest), f.Name())
+		return "", nil, usagef("%s takes one NAME, got %d. See `%s --help`", f.Name(), len(rest), f.Name())
 	}
-	path, err = socket()
-	return rest[0], path, err
+	daemon, err = f.daemon()
+	return rest[0], daemon, err
 }
 
 func listKeys(ctx context.Context, c console, f *flags) error {
-	socket := f.socketFlags()
-	if err := f.parseNone(c); err != nil {
-		return err
-	}
-	path, err := socket()
+	f.daemonFlags()
+	daemon, err := f.parseForDaemon(c)
 	if err != nil {
 		return err
 	}
-	keys, err := client.New(path).Keys(ctx)
+	keys, err := daemon.Keys(ctx)
 	if err != nil {
 		return err
 	}
@@ -97,12 +94,12 @@ func limitText(n int) string {
 }
 
 func revokeKey(ctx context.Context, c console, f *flags) error {
-	socket := f.socketFlags()
-	name, path, err := f.parseKeyName(c, socket)
+	f.daemonFlags()
+	name, daemon, err := f.parseKeyName(c)
 	if err != nil {
 		return err
 	}
-	revoked, err := client.New(path).RevokeKey(ctx, name)
+	revoked, err := daemon.RevokeKey(ctx, name)
 	if err != nil {
 		return err
 	}

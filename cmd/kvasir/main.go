@@ -8,6 +8,7 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
@@ -20,6 +21,7 @@ import (
 	"text/tabwriter"
 
 	"kvasird/node/api"
+	"kvasird/node/client"
 )
 
 // Exit statuses.
@@ -191,10 +193,12 @@ type flags struct {
 	*flag.FlagSet
 	usage string
 	args  []string
+
+	socket, data *string // of daemonFlags
 }
 
 func newFlags(path string, cmd command, args []string) *flags {
-	f := &flags{flag.NewFlagSet(path, flag.ContinueOnError), cmd.about, args}
+	f := &flags{FlagSet: flag.NewFlagSet(path, flag.ContinueOnError), args: args}
 	f.usage = fmt.Sprintf("Usage: %s %s\n\n%s.\n", path, cmd.args, strings.ToUpper(cmd.about[:1])+cmd.about[1:])
 	f.SetOutput(io.Discard)
 	f.Usage = func() {}
@@ -244,21 +248,39 @@ func (f *flags) help(w io.Writer) {
 	f.SetOutput(io.Discard)
 }
 
-// socketFlags adds --socket and --data; the result gives the socket's path
-// after parsing.
-func (f *flags) socketFlags() func() (string, error) {
-	socket := f.String("socket", "", "control socket `path` (default: control.sock in the data folder)")
-	data := f.String("data", "", "state `folder` of the daemon (default: ~/.local/share/kvasir)")
-	return func() (string, error) {
-		switch {
-		case *socket != "":
-			return *socket, nil
-		case *data != "":
-			return filepath.Join(*data, api.SocketName), nil
-		}
-		dir, err := api.DefaultDataDir()
-		return filepath.Join(dir, api.SocketName), err
+// daemonFlags adds --socket and --data, which say who daemon is.
+func (f *flags) daemonFlags() {
+	f.socket = f.String("socket", "", "control socket `path` (default: control.sock in the data folder)")
+	f.data = f.String("data", "", "state `folder` of the daemon (default: ~/.local/share/kvasir)")
+}
+
+// daemon is the one that the parsed flags name.
+func (f *flags) daemon() (*client.Client, error) {
+	if *f.socket != "" {
+		return client.New(*f.socket), nil
 	}
+	dir := *f.data
+	if dir == "" {
+		var err error
+		if dir, err = api.DefaultDataDir(); err != nil {
+			return nil, err
+		}
+	}
+	return client.New(filepath.Join(dir, api.SocketName)), nil
+}
+
+// parseForDaemon is for commands that ask the daemon and take no argument.
+func (f *flags) parseForDaemon(c console) (*client.Client, error) {
+	if err := f.parseNone(c); err != nil {
+		return nil, err
+	}
+	return f.daemon()
+}
+
+func printJSON(w io.Writer, v any) error {
+	enc := json.NewEncoder(w)
+	enc.SetIndent("", "  ")
+	return enc.Encode(v)
 }
 
 // plain takes control characters out of what comes from peers, files and

@@ -3,22 +3,17 @@ package main
 import (
 	"context"
 	"fmt"
-
-	"kvasird/node/client"
 )
 
 // pause starts or ends a pause of the daemon.
 func pause(paused bool) func(context.Context, console, *flags) error {
 	return func(ctx context.Context, c console, f *flags) error {
-		socket := f.socketFlags()
-		if err := f.parseNone(c); err != nil {
-			return err
-		}
-		path, err := socket()
+		f.daemonFlags()
+		daemon, err := f.parseForDaemon(c)
 		if err != nil {
 			return err
 		}
-		result, err := client.New(path).Pause(ctx, paused)
+		result, err := daemon.Pause(ctx, paused)
 		if err != nil {
 			return err
 		}

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"io"
 	"maps"
@@ -13,28 +12,22 @@ import (
 	"time"
 
 	"kvasird/node/api"
-	"kvasird/node/client"
 )
 
 // status prints what the daemon says of itself.
 func status(ctx context.Context, c console, f *flags) error {
-	socket := f.socketFlags()
+	f.daemonFlags()
 	asJSON := f.Bool("json", false, "print it as JSON")
-	if err := f.parseNone(c); err != nil {
-		return err
-	}
-	path, err := socket()
+	daemon, err := f.parseForDaemon(c)
 	if err != nil {
 		return err
 	}
-	st, err := client.New(path).Status(ctx)
+	st, err := daemon.Status(ctx)
 	if err != nil {
 		return err
 	}
 	if *asJSON {
-		enc := json.NewEncoder(c.out)
-		enc.SetIndent("", "  ")
-		return enc.Encode(st)
+		return printJSON(c.out, st)
 	}
 	var text strings.Builder
 	printStatus(&text, st)

@@ -262,7 +262,7 @@ func (a *Answer) write(c Conn, ended <-chan struct{}) {
 	out := p2p.NewFrameWriter(c, max(maxAsk, 4*len(a.req.Prompt)))
 	err := send(c, out, frameAsk, a.ask)
 	if err == nil {
-		err = send(c, out, framePrompt, appendTokens(nil, a.req.Prompt))
+		err = send(c, out, framePrompt, p2p.AppendInts(nil, a.req.Prompt))
 	}
 	tick := time.NewTicker(wordEvery)
 	defer tick.Stop()
@@ -275,7 +275,7 @@ func (a *Answer) write(c Conn, ended <-chan struct{}) {
 		}
 		a.mu.Lock()
 		a.saying = a.got - len(a.tokens)
-		payload := appendTokens(nil, []int32{int32(a.saying)})
+		payload := p2p.AppendInts(nil, []int32{int32(a.saying)})
 		a.mu.Unlock()
 		err = send(c, out, frameTaken, payload)
 	}
@@ -354,6 +354,10 @@ func (a *Answer) take(t Target, f p2p.Frame) (over bool, err error) {
 
 // addLocked takes in tokens, or the error with which they were read.
 func (a *Answer) addLocked(t Target, cached int, list []likely, err error) error {
+	most := t.Context - len(a.req.Prompt)
+	if a.req.MaxTokens > 0 {
+		most = min(most, a.req.MaxTokens)
+	}
 	switch {
 	case err != nil:
 		return broke("node %s: %w", t.Peer, err)
@@ -361,8 +365,8 @@ func (a *Answer) addLocked(t Target, cached int, list []likely, err error) error
 		return broke("node %s: a token beside %d others, %d were asked for", t.Peer, len(list[0].top), a.asked.Top)
 	case a.got+len(list)-a.saying > Window:
 		return broke("node %s: %d tokens beyond those that were read, at most %d", t.Peer, a.got+len(list)-a.saying, Window)
-	case a.req.MaxTokens > 0 && a.got+len(list) > a.req.MaxTokens:
-		return broke("node %s: %d tokens, at most %d were asked for", t.Peer, a.got+len(list), a.req.MaxTokens)
+	case a.got+len(list) > most:
+		return broke("node %s: %d tokens, at most %d were asked for or fit", t.Peer, a.got+len(list), most)
 	case cached > len(a.req.Prompt):
 		return broke("node %s: %d tokens of a prompt of %d were not computed again", t.Peer, cached, len(a.req.Prompt))
 	}

@@ -32,15 +32,11 @@ func askFrame(t testing.TB, change func(*ask)) p2p.Frame {
 	if change != nil {
 		change(&a)
 	}
-	b, err := askEnc.Marshal(&a)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return p2p.Frame{Type: frameAsk, Payload: b}
+	return p2p.Frame{Type: frameAsk, Payload: encodeControl(a)}
 }
 
 func tokenFrame(typ uint8, list ...int32) p2p.Frame {
-	return p2p.Frame{Type: typ, Payload: appendTokens(nil, list)}
+	return p2p.Frame{Type: typ, Payload: p2p.AppendInts(nil, list)}
 }
 
 // TestHostileClient has one client for every reason to refuse.
@@ -184,6 +180,30 @@ func TestHostileServer(t *testing.T) {
 			})
 		})
 	}
+}
+
+// TestEndlessAnswer: where no bound was asked for, the context that a server announced is one.
+func TestEndlessAnswer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, "a")
+		w.serve["a"] = func(c Conn) {
+			go io.Copy(io.Discard, c)
+			out := p2p.NewFrameWriter(c, maxAnswer)
+			err := send(c, out, frameBegun, nil)
+			for n := int32(10); err == nil; n++ {
+				err = send(c, out, frameTokens, putAnswer(nil, 0, n))
+				time.Sleep(time.Millisecond)
+			}
+		}
+		a, err := w.client.Start(t.Context(), request(0), gateway.Extra{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n, err := w.rest(t.Context(), a, 0); n != 2045 || err == nil || len(w.faults) != 1 || !strings.Contains(w.faults[0].Error(), "at most 2045") {
+			t.Errorf("%d tokens, %v, faults %v", n, err, w.faults)
+		}
+		time.Sleep(time.Second)
+	})
 }
 
 // FuzzServe feeds a server what a client may send.

@@ -25,10 +25,7 @@ type refusal struct {
 func (r *refusal) Error() string { return r.code.String() + ": " + r.text }
 
 func putRefusal(dst []byte, r *refusal) []byte {
-	text := r.text[:min(len(r.text), maxText)]
-	for !utf8.ValidString(text) && len(text) > 0 { // cut inside a rune
-		text = text[:len(text)-1]
-	}
+	text := strings.ToValidUTF8(r.text[:min(len(r.text), maxText)], "") // cut inside a rune, or quoting what is no text
 	le := binary.LittleEndian
 	dst = le.AppendUint32(dst, uint32(r.code))
 	dst = le.AppendUint32(dst, uint32(min(max(r.retry.Milliseconds(), 0), int64(maxRetry/time.Millisecond))))

@@ -36,17 +36,14 @@ package carry
 // that speaks version 1 alone refuses version 2 with CodeProtocol.
 
 import (
-	"bytes"
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"math"
 	"unicode/utf8"
 
-	"github.com/fxamacker/cbor/v2"
-
 	"kvasird/ggml/gguf"
 	"kvasird/node/gateway"
+	"kvasird/p2p"
 )
 
 const (
@@ -164,43 +161,19 @@ func (a *ask) request() gateway.Request {
 	}
 }
 
-var (
-	askEnc = mustMode(cbor.CoreDetEncOptions().EncMode())
-	askDec = mustMode(cbor.DecOptions{
-		DupMapKey:         cbor.DupMapKeyEnforcedAPF,
-		IndefLength:       cbor.IndefLengthForbidden,
-		TagsMd:            cbor.TagsForbidden,
-		ExtraReturnErrors: cbor.ExtraDecErrorUnknownField,
-		MaxNestedLevels:   4,
-		MaxArrayElements:  16,
-		MaxMapPairs:       maxBias,
-	}.DecMode())
-)
-
-func mustMode[M any](mode M, err error) M {
-	if err != nil {
-		panic(err) // constant options: wrong for every input or for none
-	}
-	return mode
-}
+var encodeControl, decodeControl = p2p.ControlCodec(maxAsk, 16, maxBias)
 
 // encode refuses what decodeAsk refuses.
 func (a *ask) encode() ([]byte, error) {
 	if err := a.check(); err != nil {
 		return nil, err
 	}
-	return askEnc.Marshal(a)
+	return encodeControl(a), nil
 }
 
 func decodeAsk(payload []byte) (a ask, err error) {
-	if len(payload) > maxAsk {
-		return a, fmt.Errorf("ask of %d bytes, at most %d", len(payload), maxAsk)
-	}
-	if err := askDec.Unmarshal(payload, &a); err != nil {
+	if err := decodeControl(payload, &a); err != nil {
 		return a, fmt.Errorf("ask: %w", err)
-	}
-	if again, err := askEnc.Marshal(a); err != nil || !bytes.Equal(again, payload) {
-		return a, errors.New("ask is not in its deterministic encoding")
 	}
 	return a, a.check()
 }
@@ -257,13 +230,6 @@ func (a *ask) checkExtra() error {
 	return nil
 }
 
-func appendTokens(dst []byte, list []int32) []byte {
-	for _, t := range list {
-		dst = binary.LittleEndian.AppendUint32(dst, uint32(t))
-	}
-	return dst
-}
-
 // decodeTokens reads tokens up to a vocabulary; 0: any.
 func decodeTokens(payload []byte, vocab int) ([]int32, error) {
 	if len(payload) == 0 || len(payload)%4 != 0 {
@@ -287,7 +253,7 @@ func decodeTaken(payload []byte) (uint32, error) {
 }
 
 func putAnswer(dst []byte, cached int, list ...int32) []byte {
-	return appendTokens(binary.LittleEndian.AppendUint32(dst, uint32(cached)), list)
+	return p2p.AppendInts(binary.LittleEndian.AppendUint32(dst, uint32(cached)), list)
 }
 
 func decodeAnswer(payload []byte, vocab int) (cached int, list []int32, err error) {

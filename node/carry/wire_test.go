@@ -11,6 +11,7 @@ import (
 
 	"kvasird/ggml/gguf"
 	"kvasird/node/gateway"
+	"kvasird/p2p"
 )
 
 var modelA = gguf.ModelID{10}
@@ -127,11 +128,7 @@ func TestRefusedAsks(t *testing.T) {
 		if _, err := a.encode(); err == nil || tt.name != "grammar that is no text" && !strings.Contains(err.Error(), tt.want) {
 			t.Errorf("%s, encoded: %v, want %q", tt.name, err, tt.want)
 		}
-		b, err := askEnc.Marshal(&a)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if _, err := decodeAsk(b); err == nil || !strings.Contains(err.Error(), tt.want) {
+		if _, err := decodeAsk(encodeControl(a)); err == nil || !strings.Contains(err.Error(), tt.want) {
 			t.Errorf("%s, decoded: %v, want %q", tt.name, err, tt.want)
 		}
 	}
@@ -225,6 +222,10 @@ func TestRefusedBytes(t *testing.T) {
 	if r, err := decodeRefusal(long); err != nil || len(r.text) != maxText {
 		t.Errorf("text of %d bytes, %v", len(r.text), err)
 	}
+	quoted := putRefusal(nil, &refusal{code: CodeFailed, text: "key \xff is not known"})
+	if r, err := decodeRefusal(quoted); err != nil || r.text != "key  is not known" {
+		t.Errorf("text that quotes what is no text: %q, %v", r.text, err)
+	}
 }
 
 func FuzzAsk(f *testing.F) {
@@ -261,7 +262,7 @@ func FuzzSmallFrames(f *testing.F) {
 		if r, err := decodeRefusal(b); err == nil && !bytes.Equal(putRefusal(nil, r)[:refusedHead], b[:refusedHead]) {
 			t.Fatalf("refusal %x is read as %+v", b, r)
 		}
-		if n, err := decodeTaken(b); err == nil && !bytes.Equal(appendTokens(nil, []int32{int32(n)}), b) {
+		if n, err := decodeTaken(b); err == nil && !bytes.Equal(p2p.AppendInts(nil, []int32{int32(n)}), b) {
 			t.Fatalf("taken %x is read as %d", b, n)
 		}
 	})

@@ -203,6 +203,23 @@ func harm(t *testing.T, model, file string, do func(string, []byte) error) {
 	}
 }
 
+// TestStateNotWritten: when only the state file cannot be written, the store is no damaged one.
+func TestStateNotWritten(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "kv")
+	makeStore(t, path, true)
+	state, err := lockState(path + ".state")
+	if err != nil {
+		t.Fatal(err)
+	}
+	state.Close()
+	if _, err := open(damageConfig(path), state); !errors.Is(err, os.ErrClosed) {
+		t.Errorf("opened with %v", err)
+	}
+	if _, err := os.Stat(path + ".damaged"); !os.IsNotExist(err) {
+		t.Errorf("it was moved aside (%v)", err)
+	}
+}
+
 // TestKilled ends processes amid their writing: what was put is there after.
 func TestKilled(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "kv")

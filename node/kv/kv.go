@@ -124,8 +124,8 @@ func open(cfg Config, state *stateFile) (*DB, error) {
 		damage = fmt.Errorf("the process ended %d times while it was opened", state.openings)
 	} else {
 		d, err := tryOpen(cfg, state)
-		if err == nil {
-			return d, nil
+		if err == nil || errors.Is(err, errState) {
+			return d, err
 		}
 		damage = err
 	}

@@ -18,6 +18,9 @@ type stateFile struct {
 	openings int
 }
 
+// errState says that the state file cannot be written, which is no damage of the store.
+var errState = errors.New("the state of the store is not kept")
+
 const maxState = 64 // bytes of the file that are read
 
 // lockState opens the file, or makes it.
@@ -56,8 +59,12 @@ func (s *stateFile) closed() error { return s.write("clean") }
 
 // write replaces the text, which is shorter than a sector.
 func (s *stateFile) write(text string) error {
-	if _, err := s.WriteAt(fmt.Appendf(nil, "%-31s\n", text), 0); err != nil {
-		return err
+	_, err := s.WriteAt(fmt.Appendf(nil, "%-31s\n", text), 0)
+	if err == nil {
+		err = s.Sync()
 	}
-	return s.Sync()
+	if err != nil {
+		err = fmt.Errorf("%w: %w", errState, err)
+	}
+	return err
 }

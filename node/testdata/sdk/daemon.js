@@ -5,7 +5,6 @@ export const url = process.env.KVASIR_URL;
 export const narrow = process.env.KVASIR_NARROW_URL; // one answer runs, few wait
 export const model = process.env.KVASIR_MODEL;
 export const endBias = JSON.parse(process.env.KVASIR_END_BIAS); // keeps the model from ending
-const lacks = process.env.KVASIR_LACKS.split(",");
 
 export const question = "What is 6 plus 7?";
 export const answer = "6 plus 7 is 13.";
@@ -18,9 +17,6 @@ export const sumSchema = {
   required: ["sum", "of"],
   additionalProperties: false,
 };
-
-// lacking says whether options that need this ability must be refused by name.
-export const lacking = (needs) => needs !== undefined && lacks.includes(needs);
 
 // failure awaits a failing call and returns its error, which must be of this class.
 export async function failure(call, kind) {
