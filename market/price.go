@@ -19,10 +19,9 @@ const (
 	MaxPrice Price = 1 << 62
 
 	ppb         = settle.PPB
-	priceScale  = ppb * ppb // of tokens · price · (base units per fiat unit)
-	smoothBits  = 16        // more fraction bits of the smoothed utilisation
-	maxStep     = ppb / 20  // the cubic of expPPB is exact enough up to there
-	maxDuration = 1 << 31   // seconds, of an epoch and of a mean
+	smoothBits  = 16       // more fraction bits of the smoothed utilisation
+	maxStep     = ppb / 20 // the cubic of expPPB is exact enough up to there
+	maxDuration = 1 << 31  // seconds, of an epoch and of a mean
 )
 
 // Errors of prices.
@@ -30,29 +29,12 @@ var (
 	ErrPriceRules = errors.New("price rules contradict themselves")
 	ErrPriceState = errors.New("price state that no rules lead to")
 	ErrEpochOrder = errors.New("epoch was applied already")
-	ErrCost       = errors.New("cost cannot be told")
 )
 
-// Amount is what so many tokens cost, rounded up: ⌈tokens · p · ref / 10¹⁸⌉ base units, where ref
-// is base units per fiat unit. It is computed once for a quote, and kept in it.
+// Amount is what so many tokens cost, rounded up, where ref is base units per fiat unit: see
+// settle.Charge. It is computed once for a quote, and kept in it.
 func (p Price) Amount(tokens uint64, ref settle.Amount) (settle.Amount, error) {
-	if p == 0 || ref == 0 {
-		return 0, fmt.Errorf("market: %w: price %d, reference %d: neither may be 0", ErrCost, p, ref)
-	}
-	hi, lo := bits.Mul64(tokens, uint64(p))
-	h1, low := bits.Mul64(lo, uint64(ref))
-	h2, l2 := bits.Mul64(hi, uint64(ref))
-	mid, carry := bits.Add64(h1, l2, 0)
-	if top := h2 + carry; top != 0 || mid >= priceScale {
-		return 0, fmt.Errorf("market: %w: %d tokens cost more than 64 bits of base units: ask for fewer", ErrCost, tokens)
-	}
-	q, rest := bits.Div64(mid, low, priceScale)
-	if rest != 0 {
-		if q++; q == 0 {
-			return 0, fmt.Errorf("market: %w: %d tokens cost more than 64 bits of base units: ask for fewer", ErrCost, tokens)
-		}
-	}
-	return settle.Amount(q), nil
+	return settle.Charge(tokens, uint64(p), uint64(ref))
 }
 
 // PriceRules are the governed numbers of the thermostat. All but the band are the same for every
