@@ -146,14 +146,17 @@ func (m *Market) hour() error {
 	if err != nil {
 		return err
 	}
-	s.Rewards, m.earns = m.worth(pay), m.worth(pay)
+	s.Rewards = m.worth(pay)
+	if m.pot {
+		pot := m.Mutation.Pot * target * tokensAnHour / 1e6
+		s.Rewards += pot
+		s.Emission += pot
+	}
+	m.earns = s.Rewards
 	s.Pool = m.worth(m.pool)
 	income := 0.0
 	if supply > 0 {
 		income = s.Rewards/(tokensAnHour/1e6)/supply - m.Agents.Marginal*s.Utilisation
-		if m.pot {
-			income += m.Mutation.Pot * target / supply
-		}
 	}
 	for _, k := range m.kinds {
 		k.decide(income)

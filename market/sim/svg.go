@@ -26,7 +26,7 @@ var plots = []struct {
 // Of a picture, in pixels.
 const (
 	plotWidth, plotHeight = 720, 110
-	plotLeft, plotTop     = 60, 40
+	plotLeft, plotTop     = 60, 52
 	plotGap               = 34
 	plotPoints            = 720
 )
@@ -37,7 +37,8 @@ func SVG(w io.Writer, r *Result) error {
 	height := plotTop + len(plots)*(plotHeight+plotGap) + 10
 	fmt.Fprintf(out, `<svg xmlns="http://www.w3.org/2000/svg" width="%d" height="%d" font-family="sans-serif" font-size="12">`+"\n", plotLeft+plotWidth+20, height)
 	fmt.Fprintf(out, `<rect width="100%%" height="100%%" fill="white"/>`+"\n")
-	fmt.Fprintf(out, `<text x="%d" y="20" font-size="15">%s: %s</text>`+"\n", plotLeft, html.EscapeString(r.Scenario.Name), html.EscapeString(r.Scenario.About))
+	fmt.Fprintf(out, `<text x="%d" y="20" font-size="15">%s</text>`+"\n", plotLeft, html.EscapeString(r.Scenario.Name))
+	fmt.Fprintf(out, `<text x="%d" y="38">%s</text>`+"\n", plotLeft, html.EscapeString(r.Scenario.About))
 	for i, p := range plots {
 		y := plotTop + i*(plotHeight+plotGap) + 16
 		most := p.most
