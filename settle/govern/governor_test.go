@@ -223,6 +223,19 @@ func TestProposalsThatAreRefused(t *testing.T) {
 	}
 }
 
+func TestTimesThatAreRefused(t *testing.T) {
+	x := newTown(t)
+	if _, err := x.g.Propose(x.now, x.now.Epoch, settle.Day, map[string]uint64{"fee": 200_000}); !errors.Is(err, ErrEpoch) {
+		t.Errorf("in the epoch that runs: %v", err)
+	}
+	x.now.At += 100
+	x.must(x.change(1, map[string]uint64{"fee": 200_000}))
+	x.now.At -= 50 // within the same epoch
+	if err := x.change(1, map[string]uint64{"fee": 100_000}); !errors.Is(err, ErrClock) {
+		t.Errorf("a clock set back by less than an epoch: %v", err)
+	}
+}
+
 // Economics, test 7: two changes that are legal by themselves do not pass together.
 func TestTheWholeSetIsChecked(t *testing.T) {
 	x := newTown(t)
