@@ -195,7 +195,7 @@ func TestPriceChain(t *testing.T) {
 	refused("another model", ErrPriceModel, func(p *PriceRecord) { p.Model[5] = 1 })
 	refused("an old one", ErrPriceOld, func(p *PriceRecord) { p.State.Epoch = 4 })
 	refused("two of one epoch", ErrPriceFork, func(p *PriceRecord) { p.State.Epoch = 5 })
-	refused("two after one", ErrPriceFork, func(p *PriceRecord) { p.Previous = third.Previous })
+	refused("two after one", ErrPriceFork, func(p *PriceRecord) { p.Previous, p.State.Epoch = third.Previous, 9 })
 	refused("after what nobody knows", ErrPriceFork, func(p *PriceRecord) { p.Previous = settle.Hash{1} })
 	refused("with others before it", ErrPriceGap, func(p *PriceRecord) { p.Previous, p.State.Epoch = settle.Hash{1}, 7 })
 	refused("a price of its own", ErrPriceStep, func(p *PriceRecord) { p.State.Price++ })

@@ -129,6 +129,20 @@ func TestLoadDoesNotDependOnOrder(t *testing.T) {
 	}
 }
 
+// Epochs are open beside each other: what is of a later one stays for that one.
+func TestEpochsAreOpenBesideEachOther(t *testing.T) {
+	u, announced := NewUsage(0), map[string]uint64{"a": 5000}
+	u.Show(2, "a", 1000)
+	u.Count(2, Work{payer(1), 100, ppb, 3})
+	u.Count(1, Work{payer(1), 50, ppb, 3})
+	if got := closed(t, u, 1, announced); got != (Load{0, 0, true}) { // nothing was shown yet
+		t.Errorf("epoch 1: %+v", got)
+	}
+	if got := closed(t, u, 2, announced); got != (Load{100_000, 3_600_000, true}) {
+		t.Errorf("epoch 2: %+v", got)
+	}
+}
+
 func TestUsageRefuses(t *testing.T) {
 	u := NewUsage(5)
 	good := Work{payer(1), 1, ppb, 3}
