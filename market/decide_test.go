@@ -73,8 +73,8 @@ func (h *hand) done(parts []Part) {
 	}
 }
 
-// settle is a little more than the settle time.
-const settle = 7 * time.Second
+// settling is a little more than the settle time.
+const settling = 7 * time.Second
 
 func TestClaimLoadServe(t *testing.T) {
 	h := newHand(t, 8)
@@ -82,7 +82,7 @@ func TestClaimLoadServe(t *testing.T) {
 	h.others("b", serving(slice(1, 3, 0, 8))...)
 	h.want("claims what is scarcest", "claimed 4:5/0:8; ", h.decide(0), 0, 0)
 	h.want("waits for rivals", "claimed 4:5/0:8; ", h.decide(time.Second), 0, 0)
-	d := h.decide(settle)
+	d := h.decide(settling)
 	h.want("loads", "loading 4:5/0:8; ", d, 1, 0)
 	if n := coverage(t, h.table, modelA, h.now).Covered; n != 16 {
 		t.Errorf("%d cells covered while it loads", n)
@@ -108,7 +108,7 @@ func TestLoserWithdraws(t *testing.T) {
 		h.want("claims", "claimed 4:5/0:8; ", h.decide(0), 0, 0)
 		rival := fmt.Sprint("rival ", i)
 		h.others(rival, Holding{slice(4, 5, 0, 8), Claimed, time.Minute})
-		d := h.decide(settle)
+		d := h.decide(settling)
 		if loses := rank(hash(rival), hashID(modelA), 4) < rank(hash("me"), hashID(modelA), 4); loses {
 			h.want("loses", "", d, 0, 0)
 			lost++
@@ -125,7 +125,7 @@ func TestLoserWithdraws(t *testing.T) {
 	for _, id := range []string{"a", "b"} { // these began before
 		h.others(id, serving(slice(1, 3, 0, 8), slice(4, 5, 0, 8))...)
 	}
-	h.want("nothing is left", "", h.decide(settle), 0, 0)
+	h.want("nothing is left", "", h.decide(settling), 0, 0)
 }
 
 func TestBudgetsAreHard(t *testing.T) {
@@ -177,7 +177,7 @@ func TestSmallerBudget(t *testing.T) {
 // decideTwice claims, settles and loads.
 func (h *hand) decideTwice() Decision {
 	h.decide(0)
-	return h.decide(settle)
+	return h.decide(settling)
 }
 
 // TestRestart: half of a download counts in full, is finished where it is still wanted, and
@@ -202,7 +202,7 @@ func TestRestart(t *testing.T) {
 	}
 	h.others("c", serving(slice(1, 2, 0, 8), slice(4, 5, 0, 8))...)
 	h.others("d", serving(slice(4, 5, 0, 8))...)
-	d := h.decide(settle)
+	d := h.decide(settling)
 	h.want("finishes two, deletes six", "serving 1:2/0:8; loading 2:3/6:8; ", d, 1, 1)
 	if d.Drop[0].Slice != slice(2, 3, 0, 6) {
 		t.Errorf("drops %v", d.Drop)
@@ -233,7 +233,7 @@ func TestDrain(t *testing.T) {
 		t.Errorf("drops the last replicas %v", d.Drop)
 	}
 	h.others("a", serving(slice(1, 3, 0, 8), slice(4, 5, 0, 8))...)
-	d = h.decide(settle)
+	d = h.decide(settling)
 	if len(d.Drop) == 0 || h.state() != "" {
 		t.Errorf("replaced: %q, drops %v", h.state(), d.Drop)
 	}
@@ -244,7 +244,7 @@ func TestDrain(t *testing.T) {
 	back.b.Drain = true
 	back.decide(time.Second)
 	back.b.Drain = false
-	back.decide(settle)
+	back.decide(settling)
 	if back.state() != state {
 		t.Errorf("after it changed its mind: %q, want %q", back.state(), state)
 	}
@@ -256,7 +256,7 @@ func TestFailures(t *testing.T) {
 	for range 8 {
 		d := h.decideTwice()
 		for len(d.Load) == 0 {
-			d = h.decide(settle)
+			d = h.decide(settling)
 		}
 		for _, p := range d.Load {
 			h.vol.Failed(p, h.now)
@@ -291,9 +291,9 @@ func TestMove(t *testing.T) {
 	h.want("dwells", "serving 1:2/0:8; ", h.decide(29*time.Second), 0, 0)
 	d := h.decide(31 * time.Second)
 	h.want("claims", "serving 1:2/0:8; claimed 4:5/0:8; ", d, 0, 0)
-	d = h.decide(settle)
+	d = h.decide(settling)
 	h.want("leaves", "leaving 1:2/0:8; claimed 4:5/0:8; ", d, 0, 0)
-	d = h.decide(settle)
+	d = h.decide(settling)
 	h.want("deletes", "claimed 4:5/0:8; ", d, 0, 1)
 	h.want("is not told that it is deleted", "claimed 4:5/0:8; ", h.decide(time.Minute), 0, 1)
 	h.vol.Dropped(d.Drop[0])
@@ -307,18 +307,18 @@ func TestMove(t *testing.T) {
 	gone := full("a") // the other leaves, or dies, meanwhile
 	gone.decide(0)
 	gone.decide(4 * time.Minute)
-	gone.want("leaves", "leaving 1:2/0:8; claimed 4:5/0:8; ", gone.decide(settle), 0, 0)
+	gone.want("leaves", "leaving 1:2/0:8; claimed 4:5/0:8; ", gone.decide(settling), 0, 0)
 	gone.others("a", Holding{Slice: slice(1, 3, 0, 8), State: Leaving})
-	gone.want("stays after all", "serving 1:2/0:8; ", gone.decide(settle), 0, 0)
+	gone.want("stays after all", "serving 1:2/0:8; ", gone.decide(settling), 0, 0)
 
 	h = full("a", "b") // the need passes
 	h.decide(0)
 	h.decide(4 * time.Minute)
-	h.decide(settle)
+	h.decide(settling)
 	h.others("c", serving(slice(4, 5, 0, 8))...)
 	h.others("d", serving(slice(4, 5, 0, 8))...)
-	h.decide(settle)
-	h.want("no need any more", "serving 1:2/0:8; ", h.decide(settle), 0, 0)
+	h.decide(settling)
+	h.want("no need any more", "serving 1:2/0:8; ", h.decide(settling), 0, 0)
 }
 
 // TestPrefersModelsThatRun: of two models equally scarce, the one that a backbone runs; and only

@@ -106,7 +106,7 @@ func TestStageClaimLoadServe(t *testing.T) {
 	if r := h.s.Room(); r != (Footprint{400, 400}) {
 		t.Errorf("room %v", r)
 	}
-	d := h.decide(settle)
+	d := h.decide(settling)
 	h.want("loads", "loading 4:8", d, layerRange(4, 8), none)
 	h.want("is told once", "loading 4:8", h.decide(time.Second), none, none)
 	h.s.Done(layerRange(0, 4)) // not what it loads
@@ -164,7 +164,7 @@ func TestStageRivals(t *testing.T) {
 		mine := h.s.Windows()[0].Layers
 		rival := fmt.Sprint("rival ", i)
 		h.others(rival, 4, WindowHolding{Layers: mine, State: Claimed})
-		d := h.decide(settle)
+		d := h.decide(settling)
 		other := layerRange(4, 8)
 		if mine == other {
 			other = layerRange(0, 4)
@@ -175,7 +175,7 @@ func TestStageRivals(t *testing.T) {
 		} else {
 			h.want("goes elsewhere", "claimed "+other.String(), d, none, none)
 			h.others(rival, 4, WindowHolding{Layers: mine, State: Loading})
-			h.want("loads that", "loading "+other.String(), h.decide(settle), other, none)
+			h.want("loads that", "loading "+other.String(), h.decide(settling), other, none)
 			lost++
 		}
 	}
@@ -198,7 +198,7 @@ func TestStageSteady(t *testing.T) {
 	for range 3 * steady {
 		at := h.s.Windows()[0].Layers
 		h.others(rival, 0, WindowHolding{Layers: at, State: Claimed})
-		if d := h.decide(settle); d.Load.Len() > 0 {
+		if d := h.decide(settling); d.Load.Len() > 0 {
 			return
 		}
 	}
@@ -218,8 +218,8 @@ func TestStageMove(t *testing.T) {
 		return h
 	}
 	h := begin()
-	h.want("leaves", "leaving 0:4, claimed 4:8", h.decide(settle), none, none)
-	h.want("gives up", "claimed 4:8", h.decide(settle), none, layerRange(0, 4))
+	h.want("leaves", "leaving 0:4, claimed 4:8", h.decide(settling), none, none)
+	h.want("gives up", "claimed 4:8", h.decide(settling), none, layerRange(0, 4))
 	h.want("is not told that it is deleted", "claimed 4:8", h.decide(time.Minute), none, layerRange(0, 4))
 	h.s.Dropped(layerRange(4, 8)) // not what it drops
 	h.s.Dropped(layerRange(0, 4))
@@ -227,13 +227,13 @@ func TestStageMove(t *testing.T) {
 
 	h = begin()
 	h.others("b", 0, win(4, 8, Serving))
-	h.want("another was faster", "serving 0:4", h.decide(settle), none, none)
+	h.want("another was faster", "serving 0:4", h.decide(settling), none, none)
 
 	h = begin()
-	h.want("leaves", "leaving 0:4, claimed 4:8", h.decide(settle), none, none)
+	h.want("leaves", "leaving 0:4, claimed 4:8", h.decide(settling), none, none)
 	h.others("b", 0, win(4, 8, Serving))
 	h.others("a", 0, win(0, 4, Leaving))
-	h.want("is needed where it is", "serving 0:4", h.decide(settle), none, none)
+	h.want("is needed where it is", "serving 0:4", h.decide(settling), none, none)
 
 	h = newStageHand(t, 4)
 	h.serves(layerRange(0, 4))
@@ -284,8 +284,8 @@ func TestStageRearranged(t *testing.T) {
 	h.decide(glance)
 	d = h.decide(time.Minute)
 	h.want("moves to the end, although nobody else has the middle", "serving 2:6, claimed 4:8", d, none, none)
-	h.want("leaves", "leaving 2:6, claimed 4:8", h.decide(settle), none, none)
-	h.want("gives up", "claimed 4:8", h.decide(settle), none, layerRange(2, 6))
+	h.want("leaves", "leaving 2:6, claimed 4:8", h.decide(settling), none, none)
+	h.want("gives up", "claimed 4:8", h.decide(settling), none, layerRange(2, 6))
 	h.s.Dropped(layerRange(2, 6))
 	h.want("loads", "loading 4:8", h.decide(time.Second), layerRange(4, 8), none)
 }
@@ -306,7 +306,7 @@ func TestStageDrain(t *testing.T) {
 	h.b.Drain = true
 	h.decide(time.Second)
 	h.others("b", 0, win(0, 4, Serving))
-	h.want("gives up what another has", "", h.decide(settle), none, layerRange(0, 4))
+	h.want("gives up what another has", "", h.decide(settling), none, layerRange(0, 4))
 
 	h = newStageHand(t, 4)
 	h.decide(0)
@@ -319,7 +319,7 @@ func TestStageFailures(t *testing.T) {
 	pause := backoffMin
 	for range 8 {
 		h.decide(0)
-		d := h.decide(settle)
+		d := h.decide(settling)
 		h.want("loads", "loading 0:8", d, layerRange(0, 8), none)
 		h.s.Failed(layerRange(0, 4), h.now) // not what it loads
 		h.s.Failed(d.Load, h.now)
@@ -341,9 +341,9 @@ func TestStageBudget(t *testing.T) {
 	if d.Drop != layerRange(0, 8) || h.s.Windows()[0].Layers.Len() != 4 {
 		t.Errorf("a smaller budget: %+v, %+v", d, h.s.Windows())
 	}
-	h.want("waits for the room", "claimed "+h.s.Windows()[0].Layers.String(), h.decide(settle), none, layerRange(0, 8))
+	h.want("waits for the room", "claimed "+h.s.Windows()[0].Layers.String(), h.decide(settling), none, layerRange(0, 8))
 	h.s.Dropped(layerRange(0, 8))
-	if d := h.decide(settle); d.Load.Len() != 4 {
+	if d := h.decide(settling); d.Load.Len() != 4 {
 		t.Errorf("loads %v", d.Load)
 	}
 	h = newStageHand(t, 8)
@@ -364,7 +364,7 @@ func TestStageRestart(t *testing.T) {
 	}
 	h.others("a", 0, win(0, 2, Serving))
 	h.want("half of it is here", "claimed 2:6", h.decide(0), none, none)
-	h.want("goes on", "loading 2:6", h.decide(settle), layerRange(2, 6), none)
+	h.want("goes on", "loading 2:6", h.decide(settling), layerRange(2, 6), none)
 
 	h = newStageHand(t, 4)
 	if err := h.s.Restore(layerRange(2, 6), false); err != nil {
@@ -373,7 +373,7 @@ func TestStageRestart(t *testing.T) {
 	h.others("a", 0, win(0, 4, Serving))
 	h.others("b", 0, win(2, 6, Serving))
 	h.decide(0)
-	h.want("is of no use any more", "claimed 4:8", h.decide(settle), none, layerRange(2, 6))
+	h.want("is of no use any more", "claimed 4:8", h.decide(settling), none, layerRange(2, 6))
 }
 
 func TestStageNeedsShape(t *testing.T) {
@@ -462,13 +462,13 @@ func TestStageBothLeave(t *testing.T) {
 		h.others("b", 0, win(4, 8, Serving))
 		h.decide(0)
 		h.decide(5 * time.Minute)
-		h.want("leaves", "leaving 0:2, claimed 0:4", h.decide(settle), none, none)
+		h.want("leaves", "leaving 0:2, claimed 0:4", h.decide(settling), none, none)
 		if tt.moves {
 			h.others(other, 2, win(0, 2, Leaving), win(6, 8, Claimed))
 		} else {
 			h.others(other, 0, win(0, 2, Leaving))
 		}
-		h.want(tt.name, tt.state, h.decide(settle), none, tt.drop)
+		h.want(tt.name, tt.state, h.decide(settling), none, tt.drop)
 	}
 }
 

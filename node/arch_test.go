@@ -33,6 +33,7 @@ var imports = map[string][]string{
 	"settle/solana":         {"settle"},
 	"settle/govern":         {"settle"},
 	"market":                {"ggml/gguf", "settle"},
+	"market/sim":            {"market", "settle"},
 	"ring/plan":             {"ggml/gguf"},
 	"experts/place":         {"ggml/gguf"},
 	"ring":                  {"ring/plan", "p2p", "ggml/gguf", "ggml/tensor"},
@@ -50,7 +51,7 @@ var imports = map[string][]string{
 	"node/carry":            {"p2p", "node/gateway", "ggml/gguf"},
 	"node":                  {anyOfOurs},
 	"cmd/kvasird":           {"node"},
-	"cmd/kvasir":            {"node/client", "node/api", "ggml/gguf"},
+	"cmd/kvasir":            {"node/client", "node/api", "ggml/gguf", "market/sim"},
 }
 
 // testImports is what the tests of a package may import besides.
