@@ -15,41 +15,37 @@ import (
 // TestRingHoldsToGrammar: under a grammar, from the beginning or from a trigger on, with
 // drafts and without, a ring answers as the unsplit model does.
 func TestRingHoldsToGrammar(t *testing.T) {
-	eachLocal(t, func(t *testing.T, m *localModel) {
-		if !m.model.CanTruncate() {
-			t.Skip("its vocabulary is not one of words")
-		}
-		other := 0
-		m.off = 1 // an answer that is not what it would say is less sure
-		r := m.ring(3)
-		defer r.close()
-		for _, s := range []ring.Sampling{
-			{Grammar: `root ::= [A-Za-z ]+ "."`},
-			{Grammar: `root ::= [A-Za-z0-9 ]+ "is" [A-Za-z0-9 ]+ ("." | "!")`, Special: true},
-			{Grammar: `root ::= "is " [a-z ]+ "."`, Triggers: []string{"is "}},
-		} {
-			list := m.sure(m.prompts, s, m.most)
-			for _, a := range list {
-				if !slices.Equal(a.want, m.answer(ring.Request{Tokens: a.req.Tokens, MaxTokens: m.most})) {
-					other++
-				}
-			}
-			if len(list) < 4 {
-				t.Errorf("%s: the model is sure of %d answers", s.Grammar, len(list))
-			}
-			for _, a := range list {
-				r.same(a, nil, nil)
-				a.req.NoDraft = true
-				r.same(a, nil, nil)
+	m := tinyLocal(t)
+	other := 0
+	m.off = 1 // an answer that is not what it would say is less sure
+	r := m.ring(3)
+	defer r.close()
+	for _, s := range []ring.Sampling{
+		{Grammar: `root ::= [A-Za-z ]+ "."`},
+		{Grammar: `root ::= [A-Za-z0-9 ]+ "is" [A-Za-z0-9 ]+ ("." | "!")`, Special: true},
+		{Grammar: `root ::= "is " [a-z ]+ "."`, Triggers: []string{"is "}},
+	} {
+		list := m.sure(m.prompts, s, m.most)
+		for _, a := range list {
+			if !slices.Equal(a.want, m.answer(ring.Request{Tokens: a.req.Tokens, MaxTokens: m.most})) {
+				other++
 			}
 		}
-		if other == 0 {
-			t.Error("no answer is another one than without a grammar")
+		if len(list) < 4 {
+			t.Errorf("%s: the model is sure of %d answers", s.Grammar, len(list))
 		}
-		if st := r.stages[r.chain[0].Peer].Stats(); st.Accepted == 0 {
-			t.Errorf("none of %d drafts was accepted", st.Drafted)
+		for _, a := range list {
+			r.same(a, nil, nil)
+			a.req.NoDraft = true
+			r.same(a, nil, nil)
 		}
-	})
+	}
+	if other == 0 {
+		t.Error("no answer is another one than without a grammar")
+	}
+	if st := r.stages[r.chain[0].Peer].Stats(); st.Accepted == 0 {
+		t.Errorf("none of %d drafts was accepted", st.Drafted)
+	}
 }
 
 // TestRingTellsLogprobs: they are those of the unsplit model, one for each token, with

@@ -102,24 +102,12 @@ func randomPrompts(vocab int) (list [][]int32) {
 // eachLocal runs a test on the shipped model and on a hybrid one, whose memory cannot
 // drop a part of a sequence.
 func eachLocal(t *testing.T, test func(t *testing.T, m *localModel)) {
-	rt, err := ggml.Open(ggml.Config{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	dir := t.TempDir()
-	t.Run("tiny", func(t *testing.T) {
-		path, err := tiny.Write(dir)
-		if err != nil {
-			t.Fatal(err)
-		}
-		m := openLocal(t, rt, path, 3)
-		m.prompts, m.most = tinyPrompts(m), 24
-		test(t, m)
-	})
+	t.Run("tiny", func(t *testing.T) { test(t, tinyLocal(t)) })
 	// It uses all its experts: which ones it chooses is not what is tested here, and a
 	// choice can hang on the last bit.
 	t.Run("qwen35moe", func(t *testing.T) {
-		path := filepath.Join(dir, "hybrid.gguf")
+		rt := openRuntime(t)
+		path := filepath.Join(t.TempDir(), "hybrid.gguf")
 		cfg := ggml.GenerateConfig{Arch: "qwen35moe", Layers: 8, Experts: 4, ExpertsUsed: 4, Embedding: 128, FeedForward: 64, Heads: 2, Seed: 11,
 			Overrides: map[string]any{"full_attention_interval": uint32(2)}}
 		if err := rt.GenerateModel(path, cfg); err != nil {
@@ -129,6 +117,27 @@ func eachLocal(t *testing.T, test func(t *testing.T, m *localModel)) {
 		m.prompts, m.most = randomPrompts(m.model.VocabSize()), 10
 		test(t, m)
 	})
+}
+
+// tinyLocal is the shipped model.
+func tinyLocal(t *testing.T) *localModel {
+	t.Helper()
+	path, err := tiny.Write(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := openLocal(t, openRuntime(t), path, 3)
+	m.prompts, m.most = tinyPrompts(m), 24
+	return m
+}
+
+func openRuntime(t *testing.T) *ggml.Runtime {
+	t.Helper()
+	rt, err := ggml.Open(ggml.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return rt
 }
 
 // TestRingEqualsUnsplit: however many stages, sequences at once, who joins and leaves
