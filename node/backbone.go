@@ -43,6 +43,7 @@ type computer interface {
 	Ready() error // nil after a Canary, until something fails
 	Canary(ctx context.Context) error
 	Stats() engine.Stats
+	Context() int // tokens of one sequence
 	Close() error
 }
 

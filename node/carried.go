@@ -43,8 +43,8 @@ func (n *Node) findOwn(id gguf.ModelID) (carry.Answerer, error) {
 	if b == nil || b.file.id != id {
 		return nil, fmt.Errorf("model %v does not run here", id)
 	}
-	if b.engine == nil {
-		return nil, fmt.Errorf("model %v makes embeddings, no text", id)
+	if b.embedder != nil {
+		return ownVectors{b.embedder}, n.Ready()
 	}
 	return ownAnswers{n, b}, n.Ready()
 }
@@ -53,6 +53,14 @@ func (n *Node) findOwn(id gguf.ModelID) (carry.Answerer, error) {
 type ownAnswers struct {
 	node *Node
 	*backbone
+}
+
+// ownVectors has the node's embedder answer for others.
+type ownVectors struct{ *engine.Embedder }
+
+// Start makes ownVectors a carry.Answerer.
+func (ownVectors) Start(context.Context, gateway.Request, gateway.Extra) (carry.Tokens, error) {
+	return nil, errNoText
 }
 
 func (o ownAnswers) Context() int { return o.engine.Context() }
@@ -96,10 +104,10 @@ func (p *pace) look(st engine.Stats) time.Duration {
 
 // service is what the backbone offers to entries. It is for the exchange's goroutine.
 func (b *backbone) service(sequences int) market.Service {
-	st := b.engine.Stats()
+	st := b.computer.Stats()
 	slots := min(sequences, market.MaxSlots)
 	return market.Service{
-		Slots: slots, Free: max(0, slots-st.Running-st.Waiting), Context: b.engine.Context(), Token: b.pace.look(st),
+		Slots: slots, Free: max(0, slots-st.Running-st.Waiting), Context: b.computer.Context(), Token: b.pace.look(st),
 	}
 }
 

@@ -315,3 +315,35 @@ func TestEmbeddingsInNetwork(t *testing.T) {
 		t.Errorf("another entry offers it: %s", text)
 	}
 }
+
+// TestEmbeddingsCarried: an entry without the model has the node that runs it make the
+// vectors, and says the same of what it refuses.
+func TestEmbeddingsCarried(t *testing.T) {
+	t.Parallel()
+	n := newNetwork(t, NewNetwork{Replicas: 1})
+	e := newEmbedder(t, n.dir, "bert")
+	n.whole = e.file
+	at := n.begin()
+	n.sees(n.backbone, serving)
+	n.isReady(n.entry("entry", at))
+	vectors, used := n.embed(e.name, embedTexts)
+	want := 0
+	for i, text := range embedTexts {
+		tokens := e.tokens(t, text)
+		want += len(tokens)
+		if err := sameVector(vectors[i], e.vector(t, tokens), roundingBeside); err != nil {
+			t.Errorf("%q: %v", text, err)
+		}
+	}
+	if used != want {
+		t.Errorf("%d tokens used, want %d", used, want)
+	}
+	status, text := n.postJSON("/v1/embeddings", map[string]any{"model": e.name, "input": strings.Repeat("word ", 600)})
+	if err := says(text, `"context_length_exceeded"`, "2402 tokens", "take 512"); err != nil || status != http.StatusBadRequest {
+		t.Errorf("too long: %d, %v", status, err)
+	}
+	status, text = n.postJSON("/v1/chat/completions", map[string]any{"model": e.name, "messages": []map[string]string{{"role": "user", "content": "hi"}}})
+	if err := says(text, e.name, "no text", "/v1/embeddings"); err != nil || status != http.StatusBadRequest {
+		t.Errorf("chat: %d, %v", status, err)
+	}
+}

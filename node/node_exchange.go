@@ -192,7 +192,7 @@ func (n *Node) runs(now time.Time) (news market.ModelNews, ok bool) {
 			ID: d.file.id, Name: d.file.name, Full: d.file.Kind() == gguf.Full, Backbone: true, Demand: d.demand(now),
 		}
 	}
-	if b := n.backbone.Load(); b != nil && b.engine != nil && n.Ready() == nil {
+	if b := n.backbone.Load(); b != nil && n.Ready() == nil {
 		ok = true
 		news.ID, news.Name, news.Service = b.file.id, b.file.name, b.service(n.cfg.Model.Sequences)
 	}

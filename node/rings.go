@@ -177,11 +177,15 @@ func (m *ringModel) open(ctx context.Context) (err error) {
 		return err
 	}
 	m.far = m.newFar()
-	return n.answers.set(m.id, gateway.Model{
+	served := gateway.Model{
 		ID: m.name, Created: n.started, ChatTemplate: m.vocab.ChatTemplate(),
 		BOS: string(m.vocab.Piece(m.vocab.BOS(), true)), EOS: string(m.vocab.Piece(m.vocab.EOS(), true)),
 		VocabSize: m.vocab.VocabSize(), Engine: m,
-	})
+	}
+	if g.Pooling() != gguf.NoPooling {
+		served.NoText, served.Engine = true, farVectors{m}
+	}
+	return n.answers.set(m.id, served)
 }
 
 func (m *ringModel) set(err error) {

@@ -33,15 +33,16 @@ func (t *Target) expected(tokens int) time.Duration {
 }
 
 // Choose returns the server by which an answer of at most so many tokens, 0 for no bound, is
-// expected first. A *LongError says that the prompt fits none of them, ErrNobody that there is none.
-func Choose(list []Target, prompt, most int) (Target, error) {
+// expected first. In its context a prompt leaves room for so many tokens, 0 for an input of
+// embeddings. A *LongError says that the prompt fits none of them, ErrNobody that there is none.
+func Choose(list []Target, prompt, room, most int) (Target, error) {
 	if len(list) == 0 {
 		return Target{}, ErrNobody
 	}
-	fits := slices.DeleteFunc(slices.Clone(list), func(t Target) bool { return prompt >= t.Context })
+	fits := slices.DeleteFunc(slices.Clone(list), func(t Target) bool { return prompt+room > t.Context })
 	if len(fits) == 0 {
 		widest := slices.MaxFunc(list, func(a, b Target) int { return cmp.Compare(a.Context, b.Context) })
-		return Target{}, &LongError{prompt, widest.Context}
+		return Target{}, &LongError{prompt, widest.Context, room == 0}
 	}
 	tokens := min(cmp.Or(most, usualAnswer), usualAnswer)
 	return slices.MinFunc(fits, func(a, b Target) int {

@@ -33,16 +33,16 @@ func TestChoose(t *testing.T) {
 		{"that the prompt fits", []Target{context(target("a", 4, 10*ms, 2*ms), 100), target("b", 0, 90*ms, 90*ms)}, 100, 64, "b"},
 		{"equal ones by name", []Target{target("b", 4, 10*ms, 2*ms), target("a", 4, 10*ms, 2*ms)}, 10, 64, "a"},
 	} {
-		got, err := Choose(tt.list, tt.prompt, tt.most)
+		got, err := Choose(tt.list, tt.prompt, 1, tt.most)
 		if err != nil || got.Peer != tt.want {
 			t.Errorf("%s: %q, %v, want %q", tt.name, got.Peer, err, tt.want)
 		}
 	}
-	if _, err := Choose(nil, 1, 1); !errors.Is(err, ErrNobody) {
+	if _, err := Choose(nil, 1, 1, 1); !errors.Is(err, ErrNobody) {
 		t.Errorf("of none: %v", err)
 	}
 	var long *LongError
-	_, err := Choose([]Target{context(target("a", 4, 0, 0), 100), context(target("b", 4, 0, 0), 200)}, 200, 1)
+	_, err := Choose([]Target{context(target("a", 4, 0, 0), 100), context(target("b", 4, 0, 0), 200)}, 200, 1, 1)
 	if !errors.As(err, &long) || long.Prompt != 200 || long.Limit != 200 {
 		t.Errorf("a prompt that fits nowhere: %v", err)
 	}

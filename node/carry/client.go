@@ -69,15 +69,15 @@ func (c *Client) Start(ctx context.Context, req gateway.Request, extra gateway.E
 	return a, nil
 }
 
-// choose picks a server that was not tried.
-func (c *Client) choose(tried []string, req *gateway.Request) (Target, error) {
+// choose picks a server that was not tried, see Choose.
+func (c *Client) choose(tried []string, prompt, room, most int) (Target, error) {
 	list := slices.DeleteFunc(c.cfg.Targets(), func(t Target) bool { return slices.Contains(tried, t.Peer) })
 	c.mu.Lock()
 	for i := range list {
 		list[i].Mine = c.mine[list[i].Peer]
 	}
 	c.mu.Unlock()
-	return Choose(list, len(req.Prompt), req.MaxTokens)
+	return Choose(list, prompt, room, most)
 }
 
 // use counts a request that runs at a peer until the returned function is called.
@@ -171,24 +171,23 @@ func wake(c chan struct{}) {
 	}
 }
 
-// run tries servers until one has answered.
-func (a *Answer) run(ctx context.Context) {
+// attempt tries servers, see Choose, until one has answered, or until one failed that had begun to.
+func (c *Client) attempt(ctx context.Context, prompt, room, most int, try func(Target) error, began func() bool) (failed error) {
 	var tried []string
-	var failed error
 	for range attempts {
-		t, err := a.client.choose(tried, &a.req)
+		t, err := c.choose(tried, prompt, room, most)
 		if err != nil {
 			if failed == nil {
 				failed = err
 			}
 			break
 		}
-		err = a.try(ctx, t)
-		if err == nil || ctx.Err() != nil || a.came() > 0 || isFinal(err) {
+		err = try(t)
+		if err == nil || ctx.Err() != nil || began() || isFinal(err) {
 			failed = err
 			break
 		}
-		a.client.cfg.Logger.Info("a node did not answer", "peer", t.Peer, "error", err)
+		c.cfg.Logger.Info("a node did not answer", "peer", t.Peer, "error", err)
 		tried = append(tried, t.Peer)
 		if failed != nil { // that one is busy outlasts the rest: it says when to come again
 			err = fmt.Errorf("%w; and before that: %w", err, failed)
@@ -196,8 +195,14 @@ func (a *Answer) run(ctx context.Context) {
 		failed = err
 	}
 	if ctx.Err() != nil {
-		failed = context.Cause(ctx)
+		return context.Cause(ctx)
 	}
+	return failed
+}
+
+// run tries servers until one has answered.
+func (a *Answer) run(ctx context.Context) {
+	failed := a.client.attempt(ctx, len(a.req.Prompt), 1, a.req.MaxTokens, func(t Target) error { return a.try(ctx, t) }, func() bool { return a.came() > 0 })
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.err = failed; failed == nil {
@@ -231,12 +236,18 @@ func (a *Answer) came() int {
 
 // try has one server answer. It returns nil when the answer is complete.
 func (a *Answer) try(ctx context.Context, t Target) error {
-	defer a.client.use(t.Peer)()
 	a.mu.Lock()
 	a.taken = false
 	a.mu.Unlock()
+	return a.client.reach(ctx, t, a.write, func(c Conn) error { return a.receive(c, t) })
+}
+
+// reach opens a stream to a server, on which write sends until its channel is closed, and receive
+// reads until the end, which is told.
+func (cl *Client) reach(ctx context.Context, t Target, write func(Conn, <-chan struct{}), receive func(Conn) error) error {
+	defer cl.use(t.Peer)()
 	limit, done := context.WithTimeout(ctx, dialTime)
-	c, err := a.client.cfg.Dial(limit, t.Peer)
+	c, err := cl.cfg.Dial(limit, t.Peer)
 	done()
 	if err != nil {
 		return fmt.Errorf("node %s is not reached: %w", t.Peer, err)
@@ -248,11 +259,11 @@ func (a *Answer) try(ctx context.Context, t Target) error {
 	defer stop()
 	ended := make(chan struct{})
 	defer close(ended)
-	writing.Go(func() { a.write(c, ended) })
-	err = a.receive(c, t)
+	writing.Go(func() { write(c, ended) })
+	err = receive(c)
 	var broken *protocolError
 	if errors.As(err, &broken) {
-		a.client.cfg.Fault(t.Peer, err)
+		cl.cfg.Fault(t.Peer, err)
 	}
 	return err
 }
@@ -288,7 +299,12 @@ func broke(format string, args ...any) error { return &protocolError{fmt.Errorf(
 
 // receive takes in what a server sends, until the answer is complete.
 func (a *Answer) receive(c Conn, t Target) error {
-	in := p2p.NewFrameReader(c, maxAnswer)
+	return readFrames(c, t, maxAnswer, func(f p2p.Frame) (bool, error) { return a.take(t, f) })
+}
+
+// readFrames reads the frames of a server, of so many bytes at most, until take says that it is over.
+func readFrames(c Conn, t Target, size int, take func(p2p.Frame) (over bool, err error)) error {
+	in := p2p.NewFrameReader(c, size)
 	for {
 		f, err := receive(c, in, silence)
 		switch {
@@ -297,7 +313,7 @@ func (a *Answer) receive(c Conn, t Target) error {
 		case err != nil:
 			return fmt.Errorf("the node that answered, %s, is gone: %w", t.Peer, noEOF(err))
 		}
-		over, err := a.take(t, f)
+		over, err := take(f)
 		if over || err != nil {
 			return err
 		}

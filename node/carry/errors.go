@@ -34,10 +34,17 @@ func (e *BusyError) Unwrap() error { return &e.RefusedError }
 // RetryAfter is when there may be a place.
 func (e *BusyError) RetryAfter() time.Duration { return e.Retry }
 
-// LongError says that a prompt leaves no room for an answer.
-type LongError struct{ Prompt, Limit int }
+// LongError says that a prompt leaves no room for an answer, or that an input of embeddings, or all
+// of them together, are too long.
+type LongError struct {
+	Prompt, Limit int
+	Input         bool
+}
 
 func (e *LongError) Error() string {
+	if e.Input {
+		return fmt.Sprintf("the input has %d tokens; the nodes that answer take %d", e.Prompt, e.Limit)
+	}
 	return fmt.Sprintf("the prompt has %d tokens; the context of the nodes that answer holds %d, with at least one for the answer", e.Prompt, e.Limit)
 }
 
@@ -63,7 +70,7 @@ func errorOf(peer string, r *refusal) error {
 	case CodeBusy:
 		return &BusyError{refused, r.retry}
 	case CodeLong:
-		return &LongError{r.prompt, r.limit}
+		return &LongError{Prompt: r.prompt, Limit: r.limit}
 	case CodeLacks:
 		return &LacksError{refused, r.lacks}
 	}

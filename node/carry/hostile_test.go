@@ -211,10 +211,11 @@ func FuzzServe(f *testing.F) {
 	good := frames(askFrame(f, nil), tokenFrame(framePrompt, 1, 2, 3))
 	f.Add(good)
 	f.Add(append(bytes.Clone(good), frames(tokenFrame(frameTaken, 2))...))
+	f.Add(frames(askFrame(f, func(a *ask) { embedAsk(a, 1, 2) }), tokenFrame(framePrompt, 1, 2, 3)))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		e := &counting{slots: 1, context: 64}
 		s := NewServer(ServerConfig{
-			Find:  func(gguf.ModelID) (Answerer, error) { return e, nil },
+			Find:  func(gguf.ModelID) (Answerer, error) { return textAndVectors{e}, nil },
 			Admit: func(string) error { return nil }, Logger: quiet,
 		})
 		near, far := net.Pipe()
@@ -233,6 +234,13 @@ func FuzzServe(f *testing.F) {
 	})
 }
 
+// textAndVectors makes both.
+type textAndVectors struct{ *counting }
+
+func (textAndVectors) Embed(ctx context.Context, owner string, inputs [][]int32) ([][]float32, error) {
+	return (&lengths{}).Embed(ctx, owner, inputs)
+}
+
 // wishes are log-probabilities beside one other, or nothing.
 func wishes(logprobs bool) gateway.Extra {
 	if logprobs {
@@ -246,6 +254,8 @@ func FuzzAnswer(f *testing.F) {
 	f.Add(frames(p2p.Frame{Type: frameBegun}, p2p.Frame{Type: frameTokens, Payload: putAnswer(nil, 1, 5)}, p2p.Frame{Type: frameEnd, Payload: putEnd("stop")}), false)
 	f.Add(frames(p2p.Frame{Type: frameBegun}, p2p.Frame{Type: frameLikely, Payload: putLikely(nil, &likely{top: make([]gateway.TokenProb, 1)})}), true)
 	f.Add(frames(p2p.Frame{Type: frameRefused, Payload: putRefusal(nil, &refusal{code: CodeBusy, text: "x"})}), false)
+	vector := p2p.Frame{Type: frameVector, Payload: putVector(nil, []float32{1, 2})}
+	f.Add(frames(p2p.Frame{Type: frameBegun}, vector, vector, p2p.Frame{Type: frameEnd, Payload: putEnd("stop")}), false)
 	f.Fuzz(func(t *testing.T, b []byte, logprobs bool) {
 		c := NewClient(ClientConfig{
 			Model: modelA, Vocab: 100, Logger: quiet, Fault: func(string, error) {},
@@ -266,6 +276,9 @@ func FuzzAnswer(f *testing.F) {
 		}
 		if errors.Is(err, io.EOF) && a != nil && a.Finish() == "" {
 			t.Fatal("complete without a reason")
+		}
+		if vectors, err := c.Embed(t.Context(), [][]int32{{1}, {2}}); err == nil && (len(vectors) != 2 || len(vectors[0]) == 0 || len(vectors[0]) != len(vectors[1])) {
+			t.Fatalf("vectors %v", vectors)
 		}
 	})
 }

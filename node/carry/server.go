@@ -7,6 +7,7 @@ import (
 	"io"
 	"log/slog"
 	"maps"
+	"slices"
 	"sync"
 	"time"
 
@@ -239,18 +240,27 @@ func read(c Conn, in *p2p.FrameReader, want uint8, within time.Duration) ([]byte
 // answer reads the request and sends what comes of it. What it leaves in reading ends when c is
 // closed.
 func (s *Server) answer(peer string, c Conn, out *p2p.FrameWriter, reading *sync.WaitGroup) error {
-	from, req, extra, err := s.readRequest(c)
+	from, a, tokens, err := s.readRequest(c)
 	if err != nil {
 		return err
 	}
-	req.Owner = peer // those whom it serves share its turns
 	ctx, cancel := context.WithCancelCause(context.Background())
 	defer cancel(nil)
-	t, err := from.Start(ctx, req, extra)
-	if err != nil {
-		return err
+	l := &answering{c: c, out: out, extra: a.extra(), news: make(chan struct{}, 1)}
+	run := l.run
+	if len(a.Inputs) > 0 {
+		e, ok := from.(Embedder)
+		if !ok {
+			return refuse(CodeNotReady, "the model makes text, no embeddings")
+		}
+		run = func(ctx context.Context) error { return l.embed(ctx, e, peer, a.split(tokens)) }
+	} else {
+		req := a.request()
+		req.Prompt, req.Owner = tokens, peer // those whom it serves share its turns
+		if l.tokens, err = from.Start(ctx, req, l.extra); err != nil {
+			return err
+		}
 	}
-	l := &answering{c: c, out: out, tokens: t, extra: extra, news: make(chan struct{}, 1)}
 	reading.Go(func() { cancel(l.read(p2p.NewFrameReader(c, 4))) })
 	ended := make(chan struct{})
 	defer close(ended)
@@ -261,7 +271,7 @@ func (s *Server) answer(peer string, c Conn, out *p2p.FrameWriter, reading *sync
 		case <-ended:
 		}
 	}()
-	if err := l.run(ctx); err != nil {
+	if err := run(ctx); err != nil {
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
@@ -271,34 +281,43 @@ func (s *Server) answer(peer string, c Conn, out *p2p.FrameWriter, reading *sync
 }
 
 // readRequest reads what is asked for and finds who answers it.
-func (s *Server) readRequest(c Conn) (from Answerer, req gateway.Request, extra gateway.Extra, err error) {
+func (s *Server) readRequest(c Conn) (from Answerer, a ask, tokens []int32, err error) {
 	payload, err := read(c, p2p.NewFrameReader(c, maxAsk), frameAsk, askTime)
 	if err != nil {
-		return nil, req, extra, err
+		return nil, a, nil, err
 	}
-	a, err := decodeAsk(payload)
-	if err != nil {
-		return nil, req, extra, refuse(CodeProtocol, "%v", err)
+	if a, err = decodeAsk(payload); err != nil {
+		return nil, a, nil, refuse(CodeProtocol, "%v", err)
 	}
-	from, err = s.cfg.Find(gguf.ModelID(a.Model))
-	if err != nil {
-		return nil, req, extra, refuse(CodeNotReady, "%v", err)
+	if from, err = s.cfg.Find(gguf.ModelID(a.Model)); err != nil {
+		return nil, a, nil, refuse(CodeNotReady, "%v", err)
 	}
-	if limit := from.Context(); a.Prompt >= limit { // before memory is taken for it
-		return nil, req, extra, &refusal{code: CodeLong, prompt: a.Prompt, limit: limit}
+	if err := a.fits(from.Context()); err != nil { // before memory is taken for it
+		return nil, a, nil, err
 	}
 	payload, err = read(c, p2p.NewFrameReader(c, 4*a.Prompt), framePrompt, askTime)
 	if err != nil {
-		return nil, req, extra, err
+		return nil, a, nil, err
 	}
-	req = a.request()
-	if req.Prompt, err = decodeTokens(payload, 0); err != nil {
-		return nil, req, extra, refuse(CodeProtocol, "%v", err)
+	if tokens, err = decodeTokens(payload, 0); err != nil {
+		return nil, a, nil, refuse(CodeProtocol, "%v", err)
 	}
-	if len(req.Prompt) != a.Prompt {
-		return nil, req, extra, refuse(CodeProtocol, "prompt of %d tokens, %d were told", len(req.Prompt), a.Prompt)
+	if len(tokens) != a.Prompt {
+		return nil, a, nil, refuse(CodeProtocol, "prompt of %d tokens, %d were told", len(tokens), a.Prompt)
 	}
-	return from, req, a.extra(), nil
+	return from, a, tokens, nil
+}
+
+// fits refuses what is longer than a context. An input may fill it, a prompt leaves room for a token.
+func (a *ask) fits(context int) error {
+	longest := a.Prompt + 1
+	if len(a.Inputs) > 0 {
+		longest = slices.Max(a.Inputs)
+	}
+	if longest > context {
+		return &refusal{code: CodeLong, prompt: min(longest, a.Prompt), limit: context}
+	}
+	return nil
 }
 
 // answering is an answer on its way to the client.

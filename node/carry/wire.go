@@ -18,6 +18,8 @@ package carry
 //	                   TOKENS: tokens of the prompt that were not computed again u32, token u32,
 //	                   log-probability f32, n u32 (up to what ASK says), n × (token u32,
 //	                   log-probability f32)
+//	10 VECTOR  server  f32 × width (1 to maxWidth), the same for all: the vector of the next of ASK's
+//	                   inputs, instead of TOKENS
 //	7 END      server  finish u8 (1 the model ended it, 2 as long as was asked for), zero u8 × 3
 //	8 REFUSED  server  code u16, zero u16, milliseconds after which to come again u32, tokens of
 //	                   the prompt u32, tokens that fit u32, UTF-8 text (up to maxText bytes); the
@@ -34,9 +36,14 @@ package carry
 // and 18 beside how many others (up to MaxTop). From 4 on a key is left out where its value is zero.
 // Decoding refuses any other encoding of the same value, unknown keys and keys given twice. A server
 // that speaks version 1 alone refuses version 2 with CodeProtocol.
+//
+// Version 3 asks for embeddings: 19 is the tokens of each input (1 to MaxInputs, together what 3
+// says, at most MaxInputTokens), in the order of PROMPT, and no key from 4 to 18 is there. END says 1.
 
 import (
+	"bytes"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"math"
 	"unicode/utf8"
@@ -59,6 +66,7 @@ const (
 
 	plainVersion = 1
 	extraVersion = 2
+	embedVersion = 3
 	maxAsk       = 32<<10 + gateway.MaxGrammar
 	maxTriggers  = 16
 	maxTrigger   = 256 // bytes
@@ -80,6 +88,7 @@ const (
 	frameEnd
 	frameRefused
 	frameLikely
+	frameVector
 )
 
 // Code says why a server refused or ended a request.
@@ -129,19 +138,29 @@ type ask struct {
 	Special          bool              `cbor:"16,keyasint,omitempty"`
 	Logprobs         bool              `cbor:"17,keyasint,omitempty"`
 	Top              int               `cbor:"18,keyasint,omitempty"`
+	Inputs           []int             `cbor:"19,keyasint,omitempty"`
 }
 
 func askOf(model gguf.ModelID, r *gateway.Request, x *gateway.Extra) ask {
 	a := ask{
-		Version: plainVersion, Model: model[:], Prompt: len(r.Prompt), Most: min(r.MaxTokens, math.MaxInt32), Temperature: r.Temperature,
+		Model: model[:], Prompt: len(r.Prompt), Most: min(r.MaxTokens, math.MaxInt32), Temperature: r.Temperature,
 		TopK: r.TopK, TopP: r.TopP, MinP: r.MinP, Seed: r.Seed, RepeatPenalty: r.RepeatPenalty,
 		FrequencyPenalty: r.FrequencyPenalty, PresencePenalty: r.PresencePenalty, LogitBias: r.LogitBias,
 		Grammar: x.Grammar, Triggers: x.Triggers, Special: x.Special, Logprobs: x.Logprobs, Top: x.Top,
 	}
-	if a.wishes() {
-		a.Version = extraVersion
-	}
+	a.Version = a.version()
 	return a
+}
+
+// version is the least that has all that is asked.
+func (a *ask) version() uint {
+	switch {
+	case len(a.Inputs) > 0:
+		return embedVersion
+	case a.wishes():
+		return extraVersion
+	}
+	return plainVersion
 }
 
 // wishes says whether there is something that not all servers know.
@@ -161,7 +180,7 @@ func (a *ask) request() gateway.Request {
 	}
 }
 
-var encodeControl, decodeControl = p2p.ControlCodec(maxAsk, 16, maxBias)
+var encodeControl, decodeControl = p2p.ControlCodec(maxAsk, MaxInputs, maxBias)
 
 // encode refuses what decodeAsk refuses.
 func (a *ask) encode() ([]byte, error) {
@@ -180,10 +199,10 @@ func decodeAsk(payload []byte) (a ask, err error) {
 
 func (a *ask) check() error {
 	switch {
-	case a.Version != plainVersion && a.Version != extraVersion:
-		return fmt.Errorf("ask of version %d, this side speaks %d and %d", a.Version, plainVersion, extraVersion)
-	case a.wishes() != (a.Version == extraVersion):
-		return fmt.Errorf("ask of version %d with wishes: %v", a.Version, a.wishes())
+	case a.Version < plainVersion || a.Version > embedVersion:
+		return fmt.Errorf("ask of version %d, this side speaks %d to %d", a.Version, plainVersion, embedVersion)
+	case a.Version != a.version():
+		return fmt.Errorf("ask of version %d with what belongs to version %d", a.Version, a.version())
 	case len(a.Model) != len(gguf.ModelID{}):
 		return fmt.Errorf("model id of %d bytes, want %d", len(a.Model), len(gguf.ModelID{}))
 	case a.Prompt < 1 || a.Prompt > MaxPrompt:
@@ -210,7 +229,28 @@ func (a *ask) check() error {
 			return fmt.Errorf("logit bias %v of token %d", b, t)
 		}
 	}
+	if len(a.Inputs) > 0 {
+		return a.checkInputs()
+	}
 	return a.checkExtra()
+}
+
+func (a *ask) checkInputs() error {
+	plain := ask{Version: a.Version, Model: a.Model, Prompt: a.Prompt, Inputs: a.Inputs}
+	if !bytes.Equal(encodeControl(a), encodeControl(&plain)) {
+		return errors.New("ask for embeddings with settings of an answer")
+	}
+	sum := 0
+	for i, n := range a.Inputs {
+		if n < 1 || n > MaxInputTokens {
+			return fmt.Errorf("input %d of %d tokens, want 1 to %d", i, n, MaxInputTokens)
+		}
+		sum += n
+	}
+	if len(a.Inputs) > MaxInputs || sum != a.Prompt || sum > MaxInputTokens {
+		return fmt.Errorf("%d inputs of %d tokens, %d were told, at most %d of %d", len(a.Inputs), sum, a.Prompt, MaxInputs, MaxInputTokens)
+	}
+	return nil
 }
 
 func (a *ask) checkExtra() error {

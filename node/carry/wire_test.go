@@ -5,6 +5,7 @@ import (
 	"encoding/hex"
 	"math"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -92,9 +93,10 @@ func TestRefusedAsks(t *testing.T) {
 		change func(*ask)
 		want   string
 	}{
-		{"version", func(a *ask) { a.Version = 3 }, "version 3"},
-		{"wishes of version 1", func(a *ask) { a.Version = 1 }, "version 1 with wishes: true"},
-		{"version 2 without wishes", func(a *ask) { a.Grammar, a.Triggers, a.Special, a.Logprobs, a.Top = "", nil, false, false, 0 }, "version 2 with wishes: false"},
+		{"version", func(a *ask) { a.Version = 4 }, "version 4"},
+		{"version 3 without inputs", func(a *ask) { a.Version = 3 }, "version 3 with what belongs to version 2"},
+		{"wishes of version 1", func(a *ask) { a.Version = 1 }, "version 1 with what belongs to version 2"},
+		{"version 2 without wishes", func(a *ask) { a.Grammar, a.Triggers, a.Special, a.Logprobs, a.Top = "", nil, false, false, 0 }, "version 2 with what belongs to version 1"},
 		{"long grammar", func(a *ask) { a.Grammar = strings.Repeat("x", gateway.MaxGrammar+1) }, "want at most"},
 		{"grammar that is no text", func(a *ask) { a.Grammar = "\xff" }, "UTF-8"},
 		{"triggers without a grammar", func(a *ask) { a.Grammar = "" }, "none without a grammar"},
@@ -121,6 +123,14 @@ func TestRefusedAsks(t *testing.T) {
 		{"bias of nothing", func(a *ask) { a.LogitBias = map[int32]float32{1: nan} }, "bias NaN"},
 		{"bias of a negative token", func(a *ask) { a.LogitBias = map[int32]float32{-1: 1} }, "token -1"},
 		{"many biases", func(a *ask) { a.LogitBias = bias }, ""},
+		{"inputs of version 2", func(a *ask) { a.Inputs = []int{a.Prompt} }, "version 2 with what belongs to version 3"},
+		{"inputs with settings", func(a *ask) { a.Version, a.Inputs = 3, []int{a.Prompt} }, "settings of an answer"},
+		{"an empty input", func(a *ask) { embedAsk(a, 0, 3) }, "input 0 of 0"},
+		{"a negative input", func(a *ask) { embedAsk(a, -1, 4) }, "input 0 of -1"},
+		{"an input of a library", func(a *ask) { embedAsk(a, MaxInputTokens+1); a.Prompt = MaxInputTokens + 1 }, "want 1 to"},
+		{"inputs of more than was told", func(a *ask) { embedAsk(a, 2, 2) }, "2 inputs of 4 tokens, 3 were told"},
+		{"many inputs", func(a *ask) { embedAsk(a, slices.Repeat([]int{1}, MaxInputs+1)...); a.Prompt = MaxInputs + 1 }, ""},
+		{"inputs of a library", func(a *ask) { embedAsk(a, MaxInputTokens, 1); a.Prompt = MaxInputTokens + 1 }, "at most"},
 	} {
 		r, x := sampleRequest(), sampleExtra()
 		a := askOf(modelA, &r, &x)
@@ -132,6 +142,11 @@ func TestRefusedAsks(t *testing.T) {
 			t.Errorf("%s, decoded: %v, want %q", tt.name, err, tt.want)
 		}
 	}
+}
+
+// embedAsk makes an ask for embeddings of one for a prompt of three tokens.
+func embedAsk(a *ask, inputs ...int) {
+	*a = ask{Version: embedVersion, Model: a.Model, Prompt: 3, Inputs: inputs}
 }
 
 func unhex(s string) []byte {
@@ -261,6 +276,9 @@ func FuzzSmallFrames(f *testing.F) {
 		}
 		if r, err := decodeRefusal(b); err == nil && !bytes.Equal(putRefusal(nil, r)[:refusedHead], b[:refusedHead]) {
 			t.Fatalf("refusal %x is read as %+v", b, r)
+		}
+		if v, err := decodeVector(b); err == nil && !bytes.Equal(putVector(nil, v), b) {
+			t.Fatalf("vector %x is read as %v", b, v)
 		}
 		if n, err := decodeTaken(b); err == nil && !bytes.Equal(p2p.AppendInts(nil, []int32{int32(n)}), b) {
 			t.Fatalf("taken %x is read as %d", b, n)

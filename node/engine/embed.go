@@ -144,8 +144,11 @@ func (e *Embedder) Context() int { return e.cfg.Context }
 
 // Tokenize splits a text, of which nothing is taken for a control token, and puts the
 // tokens at its ends that the model was trained with.
-func (e *Embedder) Tokenize(text string) ([]int32, error) {
-	tokens, err := e.cfg.Model.Tokenize(text, true, false)
+func (e *Embedder) Tokenize(text string) ([]int32, error) { return TokenizeInput(e.cfg.Model, text) }
+
+// TokenizeInput is Embedder.Tokenize for a model.
+func TokenizeInput(m *ggml.Model, text string) ([]int32, error) {
+	tokens, err := m.Tokenize(text, true, false)
 	if err != nil {
 		return nil, err
 	}
