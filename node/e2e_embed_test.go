@@ -7,7 +7,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"math"
 	"net/http"
 	"path/filepath"
@@ -305,14 +304,6 @@ func TestEmbeddingsInNetwork(t *testing.T) {
 		if len(m.Layers) != 0 {
 			t.Errorf("experts of it are counted: %+v", m)
 		}
-	}
-	resp, err := http.Get("http://" + st.HTTP + "/v1/models")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer resp.Body.Close()
-	if text, _ := io.ReadAll(resp.Body); strings.Contains(string(text), e.name) {
-		t.Errorf("another entry offers it: %s", text)
 	}
 }
 
