@@ -236,6 +236,7 @@ func TestAnswer(t *testing.T) {
 		if n, err := w.rest(t.Context(), a, 0); n != 1000 || err != nil || a.Finish() != "length" || a.Cached() != 2 {
 			t.Errorf("%d tokens, %v, finish %q, %d cached", n, err, a.Finish(), a.Cached())
 		}
+		synctest.Wait() // the server counts after the client has all
 		if s := w.servers["a"].Stats(); s.Answered != 1 || s.Gone != 0 || len(s.Refused) > 0 {
 			t.Errorf("%+v", s)
 		}

@@ -9,6 +9,7 @@ import (
 	"net/http/httptest"
 	"reflect"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 )
@@ -69,14 +70,14 @@ const asked = "<|im_start|>assistant\n"
 // inside a block of thinking.
 func serveCases(t testing.TB, e *scriptEngine, change func(*Config)) (url string, g *Gateway) {
 	t.Helper()
-	n := uint64(0)
+	var n atomic.Uint64
 	cfg := Config{
 		Models: []Model{
 			{ID: "qwen", Created: time.Unix(1, 0), ChatTemplate: qwen, VocabSize: 100, Engine: e.engine(), Aliases: []string{"claude-haiku-*", "q"}},
 			{ID: "opener", ChatTemplate: strings.TrimSuffix(qwen, "{% endif %}") + "{% if add_generation_prompt %}<think>\n{% endif %}{% endif %}", VocabSize: 100, Engine: e.engine()},
 		},
 		Now:    func() time.Time { return time.Unix(1700000000, 0) },
-		Random: func() uint64 { n++; return n },
+		Random: func() uint64 { return n.Add(1) },
 	}
 	if change != nil {
 		change(&cfg)
