@@ -149,14 +149,7 @@ func (e *Embedder) Tokenize(text string) ([]int32, error) { return TokenizeInput
 // TokenizeInput is Embedder.Tokenize for a model.
 func TokenizeInput(m *ggml.Model, text string) ([]int32, error) {
 	tokens, err := m.Tokenize(text, true, false)
-	if err != nil {
-		return nil, err
-	}
-	out := make([]int32, len(tokens))
-	for i, t := range tokens {
-		out[i] = int32(t)
-	}
-	return out, nil
+	return ids(tokens), err
 }
 
 // Embed returns one vector of length 1 for each input, in their order. Errors:

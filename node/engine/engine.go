@@ -248,14 +248,16 @@ func Tokenize(m *ggml.Model, text string) ([]int32, error) {
 	}
 	has := bos != "" && len(text) >= len(bos) && text[:len(bos)] == bos
 	tokens, err := m.Tokenize(text, !has, true)
-	if err != nil {
-		return nil, err
-	}
+	return ids(tokens), err
+}
+
+// ids are tokens as requests have them.
+func ids(tokens []ggml.Token) []int32 {
 	out := make([]int32, len(tokens))
 	for i, t := range tokens {
 		out[i] = int32(t)
 	}
-	return out, nil
+	return out
 }
 
 // Start queues a request. Errors: *ContextError, *QueueFullError, ErrClosed, or
