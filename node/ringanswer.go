@@ -16,13 +16,17 @@ import (
 
 // ringError gives a ring without room the shape of a full queue.
 func ringError(err error) error {
-	var none *plan.NoChainError
 	var stage *ring.StageError
-	if errors.As(err, &none) && len(none.Missing)+len(none.Avoided) == 0 && len(none.Busy) > 0 ||
-		errors.As(err, &stage) && stage.Code == ring.CodeBusy {
+	if isFull(err) || errors.As(err, &stage) && stage.Code == ring.CodeBusy {
 		return &ringFullError{err}
 	}
 	return err
+}
+
+// isFull says whether there is no chain because all sequences of some layers are taken.
+func isFull(err error) bool {
+	var none *plan.NoChainError
+	return errors.As(err, &none) && len(none.Missing)+len(none.Avoided) == 0 && len(none.Busy) > 0
 }
 
 // ringFullError says that a ring has no free sequence now.

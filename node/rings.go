@@ -264,8 +264,7 @@ func (m *ringModel) proven() (ring.Chain, error) {
 		return !slices.Contains(m.tried, ring.Hop{Peer: w.Peer, Layers: w.Layers})
 	})
 	m.mu.Unlock()
-	windows, err := plan.Chain(q)
-	return chainOf(windows), err
+	return chainFor(q)
 }
 
 // knows reports whether a canary went through every stage of a chain.
@@ -276,8 +275,20 @@ func (m *ringModel) knows(chain ring.Chain) bool {
 }
 
 // chain is the best chain without some stages.
-func (m *ringModel) chain(avoid []ring.Hop) (ring.Chain, error) {
-	windows, err := plan.Chain(m.query(avoid))
+func (m *ringModel) chain(avoid []ring.Hop) (ring.Chain, error) { return chainFor(m.query(avoid)) }
+
+// chainFor is the best chain. How many sequences are free was announced a while ago, and
+// in bursts all of them were taken for a moment: where none was, the stages are asked,
+// who say themselves that they are full.
+func chainFor(q plan.ChainQuery) (ring.Chain, error) {
+	windows, err := plan.Chain(q)
+	if isFull(err) {
+		q.Windows = slices.Clone(q.Windows)
+		for i := range q.Windows {
+			q.Windows[i].Free = max(1, q.Windows[i].Free)
+		}
+		windows, err = plan.Chain(q)
+	}
 	return chainOf(windows), err
 }
 
@@ -333,11 +344,11 @@ func (m *ringModel) replan(old ring.Chain) ring.Replan {
 				return old, nil
 			}
 		}
-		windows, err := plan.Chain(q)
+		next, err := chainFor(q)
 		if err != nil {
 			return nil, err
 		}
-		old = chainOf(windows)
+		old = next
 		return old, nil
 	}
 }
