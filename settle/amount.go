@@ -2,6 +2,7 @@ package settle
 
 import (
 	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"math/bits"
@@ -124,3 +125,14 @@ func (s *Signature) UnmarshalText(text []byte) (err error) {
 
 // Hash is a SHA-256 sum.
 type Hash [sha256.Size]byte
+
+// MarshalText gives hexadecimal digits in lower case.
+func (h Hash) MarshalText() ([]byte, error) { return hex.AppendEncode(nil, h[:]), nil }
+
+// UnmarshalText reads 64 hexadecimal digits in lower case.
+func (h *Hash) UnmarshalText(text []byte) error {
+	if n, err := hex.Decode(h[:], text[:min(len(text), 2*len(h))]); err != nil || n != len(h) || hex.EncodeToString(h[:]) != string(text) {
+		return fmt.Errorf("hash %.70q is not 64 hexadecimal digits in lower case", text)
+	}
+	return nil
+}
