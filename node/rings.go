@@ -278,11 +278,11 @@ func (m *ringModel) knows(chain ring.Chain) bool {
 func (m *ringModel) chain(avoid []ring.Hop) (ring.Chain, error) { return chainFor(m.query(avoid)) }
 
 // chainFor is the best chain. How many sequences are free was announced a while ago, and
-// in bursts all of them were taken for a moment: where none was, the stages are asked,
-// who say themselves that they are full.
+// in bursts all of them were taken for a moment: where there is no chain of those that had
+// some, the others are asked, who say themselves that they are full.
 func chainFor(q plan.ChainQuery) (ring.Chain, error) {
 	windows, err := plan.Chain(q)
-	if isFull(err) {
+	if err != nil {
 		q.Windows = slices.Clone(q.Windows)
 		for i := range q.Windows {
 			q.Windows[i].Free = max(1, q.Windows[i].Free)
