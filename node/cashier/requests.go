@@ -193,10 +193,8 @@ func (b *Books) Settle(p settle.Params, s settle.Settling) (out settle.Outcome, 
 
 // settled keeps what a settlement changed beside the ledger.
 func (b *Books) settled(p page, r settle.Request, out settle.Outcome) (settle.Request, []settle.Entry, error) {
-	for _, w := range out.Workers {
-		if err := p.save(bondKey(w.Worker), w.Bond); err != nil {
-			return r, nil, err
-		}
+	if err := b.pay(p, r, out); err != nil {
+		return r, nil, err
 	}
 	if out.Reserve.Total > 0 {
 		if err := p.save([]byte{'m'}, out.Reserve); err != nil {
