@@ -124,7 +124,9 @@ func TestCoSignRefuses(t *testing.T) {
 	}{
 		{name: "as it should be"},
 		{name: "with an assertion", change: added(lighthouseCall)},
-		{name: "memo signed by the payer", change: func(tx *settletest.Tx) { tx.Instructions[3].Accounts = []settletest.Account{{Key: w.alice.Key, Signer: true}} }},
+		{name: "memo signed by the payer", change: func(tx *settletest.Tx) {
+			tx.Instructions[3].Accounts = []settletest.Account{{Key: w.alice.Key, Signer: true}}
+		}},
 		{name: "nothing", bytes: func([]byte) []byte { return nil }, want: ErrPartial, says: "read"},
 		{name: "too long", bytes: func(b []byte) []byte { return append(b, make([]byte, MaxPartial)...) }, want: ErrPartial, says: "1232"},
 		{name: "followed by a byte", bytes: func(b []byte) []byte { return append(b, 0) }, want: ErrPartial, says: "written"},
