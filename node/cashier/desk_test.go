@@ -4,12 +4,15 @@ package cashier
 
 import (
 	"context"
+	"crypto/ed25519"
 	"errors"
 	"fmt"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/pquerna/otp/totp"
 
 	"kvasird/market"
 	"kvasird/node/kv"
@@ -518,8 +521,6 @@ func TestPrices(t *testing.T) {
 	if p := terms(); p.Raw != first.PriceRaw || p.Hash != first.PriceRecord {
 		t.Errorf("%+v, the quote is by %d", p, first.PriceRaw)
 	}
-	s.at.Add(settle.Hour) // epoch 1: nothing of epoch 0 moves a price
-	must[int](t)(0, s.Tick(t.Context()))
 	serve := func() {
 		t.Helper()
 		r := s.paid()
@@ -568,6 +569,38 @@ func TestPriceStays(t *testing.T) {
 	if after := s.quote(); after.PriceRaw != before {
 		t.Errorf("%d, before %d", after.PriceRaw, before)
 	}
+}
+
+// TestGovernedPrice: quotes are by the reference that governance set, from its epoch on,
+// also when it was set twice while nobody asked.
+func TestGovernedPrice(t *testing.T) {
+	s := newShop(t)
+	first := s.quote()
+	set := func(ref, epoch uint64) {
+		t.Helper()
+		s.at.Add(60) // a code of the authenticator counts once
+		p := must[Proposed](t)(s.teller().Propose(t.Context(), Change{Values: map[string]uint64{"reference": ref}, Epoch: epoch}))
+		sig := settle.Signature(ed25519.Sign(genesisWallet.Private, []byte(p.Texts[genesisWallet.Key.String()])))
+		code := must[string](t)(totp.GenerateCode(s.secret, s.now()))
+		must[Activated](t)(s.teller().Activate(t.Context(), Activation{p.Proposal, []Signature{{genesisWallet.Key, "raw", sig}}, code}))
+	}
+	set(2_000_000_000, 1)
+	if q := s.quote(); q.Ref != first.Ref {
+		t.Errorf("before its epoch quotes are by %d", q.Ref)
+	}
+	s.at.Add(settle.Hour)
+	if q := s.quote(); q.Ref != 2_000_000_000 || q.Amount != 2*first.Amount || q.PriceRaw != first.PriceRaw {
+		t.Errorf("in its epoch: %+v", q)
+	}
+	set(4_000_000_000, 26)
+	set(8_000_000_000, 51)
+	s.at.Add(100 * settle.Hour)
+	s.restart()
+	if q := s.quote(); q.Ref != 8_000_000_000 {
+		t.Errorf("after two changes: %+v", q)
+	}
+	s.restart()
+	s.quote()
 }
 
 // TestEmission: what was drawn among enough replicas emits, below its fee.
