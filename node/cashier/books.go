@@ -14,7 +14,6 @@
 //
 //	a kind account       a balance
 //	b node               settle.Bond
-//	c signature          Credit: of a transfer that paid no request
 //	e action id          hash of the entry
 //	g number             record of governance, from 0 on
 //	i wallet             settle.Premiums
@@ -27,6 +26,7 @@
 //	s signature          quote that it was reserved for; zero: a Credit
 //	m                    settle.Reserve
 //	t node               totals
+//	v signature          Credit: of a transfer that paid no request
 //	w seconds node       nothing: something of the node's bond is free then
 //	y wallet             ids of its newest payouts
 //
