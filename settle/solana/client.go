@@ -89,6 +89,9 @@ type Claim struct {
 	Memo      string        // the quote's; empty for a stake only
 	NotBefore uint64        // the slot of the quote
 	NotAfter  int64         // its end, in seconds since 1970; 0 is none
+	// Sponsor pays the transaction's fee. When it and the owner are all that sign, the
+	// memo needs no signer of its own. Zero: it does.
+	Sponsor settle.Key
 }
 
 // memoLimit is the most bytes that a memo may have, as x402 has it.
