@@ -3,6 +3,7 @@ package cashier
 import (
 	"context"
 	"errors"
+	"fmt"
 
 	"kvasird/node/kv"
 	"kvasird/settle"
@@ -11,6 +12,10 @@ import (
 
 // newestPayouts is how many payouts a Ledger lists.
 const newestPayouts = 16
+
+func refusal(code Code, field, format string, args ...any) *Refusal {
+	return &Refusal{Code: code, Field: field, Text: fmt.Sprintf(format, args...)}
+}
 
 // current is the epoch that runs, and its parameters.
 func (d *Desk) current() (epoch uint64, p settle.Params) {
@@ -22,10 +27,10 @@ func (d *Desk) current() (epoch uint64, p settle.Params) {
 // check refuses a move that cannot be.
 func (m Move) check(least settle.Amount) error {
 	if m.ID == (settle.Hash{}) {
-		return refused(CodeBad, "id", "the id is missing: choose one at random, and give it again when you ask again")
+		return refusal(CodeBad, "id", "the id is missing: choose one at random, and give it again when you ask again")
 	}
 	if m.Amount < least {
-		return refused(CodeBad, "amount", "an amount of %d, at least %d", m.Amount, least)
+		return refusal(CodeBad, "amount", "an amount of %d, at least %d", m.Amount, least)
 	}
 	return nil
 }
@@ -38,11 +43,11 @@ func (t *Teller) Unstake(ctx context.Context, m Move) (Ledger, error) {
 	_, p := t.current()
 	switch err := t.cfg.Books.Unstake(p, t.node, idOf("unstake", t.node, m.ID), m.Amount); {
 	case errors.Is(err, settle.ErrBonded):
-		return Ledger{}, refused(CodeFunds, "amount", "%v", err)
+		return Ledger{}, refusal(CodeFunds, "amount", "%v", err)
 	case errors.Is(err, settle.ErrTooManyLeave):
-		return Ledger{}, refused(CodeBusy, "", "%v", err)
+		return Ledger{}, refusal(CodeBusy, "", "%v", err)
 	case errors.Is(err, settle.ErrKeyReused):
-		return Ledger{}, refused(CodeBad, "id", "the id was of another amount")
+		return Ledger{}, refusal(CodeBad, "id", "the id was of another amount")
 	case err != nil:
 		return Ledger{}, err
 	}
@@ -56,12 +61,12 @@ func (t *Teller) Claim(ctx context.Context, m Move) (Payout, error) {
 		return Payout{}, err
 	}
 	b := t.cfg.Books
-	l, _, err := b.linked(t.node)
+	l, err := b.Linked(t.node)
 	if err != nil {
 		return Payout{}, err
 	}
 	if l.Wallet == (settle.Wallet{}) {
-		return Payout{}, refused(CodeRights, "", "no wallet is linked to this node: link the one that is to be paid")
+		return Payout{}, refusal(CodeRights, "", "no wallet is linked to this node: link the one that is to be paid")
 	}
 	if _, err := b.Mature(); err != nil {
 		return Payout{}, err
@@ -69,14 +74,14 @@ func (t *Teller) Claim(ctx context.Context, m Move) (Payout, error) {
 	p, err := b.Claim(ctx, t.cfg.Vault, idOf("claim", t.node, m.ID), l.Wallet, m.Amount)
 	switch {
 	case errors.Is(err, settle.ErrFunds):
-		return Payout{}, refused(CodeFunds, "amount", "%v", err)
+		return Payout{}, refusal(CodeFunds, "amount", "%v", err)
 	case errors.Is(err, ErrOtherClaim):
-		return Payout{}, refused(CodeBad, "id", "%v", err)
+		return Payout{}, refusal(CodeBad, "id", "%v", err)
 	case errors.Is(err, solana.ErrPayout):
-		return Payout{}, refused(CodeRights, "", "%v", err)
+		return Payout{}, refusal(CodeRights, "", "%v", err)
 	}
 	if err != nil {
-		return Payout{}, refusal("", err)
+		return Payout{}, explained("", err)
 	}
 	return p, nil
 }
@@ -92,7 +97,7 @@ func (t *Teller) Ledger(_ context.Context, owner settle.Key) (Ledger, error) {
 func (b *Books) Ledger(owner settle.Key, p settle.Params, epoch uint64) (l Ledger, err error) {
 	err = b.store.View(func(tx *kv.Tx) error {
 		pg := page{tx}
-		link, _, err := pg.linked(owner)
+		link, err := pg.linked(owner)
 		if err != nil {
 			return err
 		}

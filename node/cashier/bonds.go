@@ -75,7 +75,7 @@ func (p page) once(what string, n settle.Node) (settle.Hash, error) {
 
 // mature gives a node's wallet what of its bond is free. Without a wallet it stays.
 func (p page) mature(n settle.Node, now uint64) error {
-	l, _, err := p.linked(n)
+	l, err := p.linked(n)
 	if err != nil || l.Wallet == (settle.Wallet{}) {
 		return err
 	}
@@ -113,7 +113,7 @@ func (p page) transfer(a settle.Action, id settle.Hash, now uint64, from, to set
 	return err
 }
 
-var errFull = errors.New("as many as one update takes")
+var errEnough = errors.New("as many as one update takes")
 
 // Mature gives the wallets of all nodes what of their bonds is free by now, and returns
 // how many nodes that was asked of.
@@ -123,14 +123,14 @@ func (b *Books) Mature() (nodes int, err error) {
 		err := b.store.View(func(tx *kv.Tx) error {
 			return tx.Each([]byte{'w'}, func(k, _ []byte) error {
 				if binary.BigEndian.Uint64(k[1:]) > b.seconds() || len(due) == matureAtOnce {
-					return errFull
+					return errEnough
 				}
 				due = append(due, bytes.Clone(k))
 				return nil
 			})
 		})
-		if err != nil && !errors.Is(err, errFull) || len(due) == 0 {
-			return nodes, ignore(err, errFull)
+		if err != nil && !errors.Is(err, errEnough) || len(due) == 0 {
+			return nodes, ignore(err, errEnough)
 		}
 		err = b.store.Update(func(tx *kv.Tx) error {
 			for _, k := range due {

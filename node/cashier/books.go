@@ -14,6 +14,7 @@
 //
 //	a kind account       a balance
 //	b node               settle.Bond
+//	c signature          Credit: of a transfer that paid no request
 //	e action id          hash of the entry
 //	g number             record of governance, from 0 on
 //	i wallet             settle.Premiums
@@ -26,9 +27,16 @@
 //	s signature          quote that it was reserved for; zero: a Credit
 //	m                    settle.Reserve
 //	t node               totals
-//	v signature          Credit: of a transfer that paid no request
 //	w seconds node       nothing: something of the node's bond is free then
 //	y wallet             ids of its newest payouts
+//	d seconds quote      the state in which something is due about the request then
+//	x quote              intent: the payment of a quote that is reserved, or was
+//	k quote              kept: reports of a request, and what came of it
+//	v model epoch        signed market.PriceRecord
+//	u model epoch quote  done: what was settled, for the price
+//	h model node         shown: the rate of a node
+//	f epoch              fees that were settled in it
+//	z                    the first epoch whose fees the reserve has not taken
 //
 // A Books is safe for concurrent use.
 package cashier
@@ -226,10 +234,14 @@ func (p page) load(key []byte, record any) (ok bool, err error) {
 	if err != nil || !ok {
 		return false, err
 	}
+	return true, decode(key, v, record)
+}
+
+func decode(key, v []byte, record any) error {
 	if err := cbor.Unmarshal(v, record); err != nil {
-		return false, fmt.Errorf("%w: record %x: %w", ErrBooks, key, err)
+		return fmt.Errorf("%w: record %x: %w", ErrBooks, key, err)
 	}
-	return true, nil
+	return nil
 }
 
 func (p page) save(key []byte, record any) error {

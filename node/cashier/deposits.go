@@ -48,13 +48,13 @@ type Credit struct {
 	Amount settle.Amount
 }
 
-func creditKey(s settle.Signature) []byte { return append([]byte{'v'}, s[:]...) }
+func creditKey(s settle.Signature) []byte { return append([]byte{'c'}, s[:]...) }
 
 // Deposit is part of Service.
 func (t *Teller) Deposit(ctx context.Context, d Deposit) (Ledger, error) {
 	for field, missing := range map[string]bool{"signature": d.Signature == settle.Signature{}, "owner": d.Owner == settle.Wallet{}, "amount": d.Amount == 0} {
 		if missing {
-			return Ledger{}, refused(CodeBad, field, "the %s of the transfer is missing", field)
+			return Ledger{}, refusal(CodeBad, field, "the %s of the transfer is missing", field)
 		}
 	}
 	owner := d.Owner
@@ -68,18 +68,18 @@ func (t *Teller) Deposit(ctx context.Context, d Deposit) (Ledger, error) {
 	if !ok {
 		paid, err := t.cfg.Chain.Stake(ctx, solana.Claim{Signature: d.Signature, Owner: d.Owner, Amount: d.Amount})
 		if err != nil {
-			return Ledger{}, refusal("signature", err)
+			return Ledger{}, explained("signature", err)
 		}
 		booked, err = t.creditOf(paid, d.Stake)
 		if err == nil {
 			err = t.cfg.Books.Deposit(paid, booked)
 		}
 		if err != nil {
-			return Ledger{}, refusal("signature", err)
+			return Ledger{}, explained("signature", err)
 		}
 	}
 	if booked.Owner != d.Owner || d.Stake != (booked.Action == settle.ActStake) || d.Stake && booked.Node != t.node {
-		return Ledger{}, refused(CodeInvalid, "signature", "the transfer was booked as a %s of %s", booked.Action, booked.Owner)
+		return Ledger{}, refusal(CodeInvalid, "signature", "the transfer was booked as a %s of %s", booked.Action, booked.Owner)
 	}
 	return t.Ledger(ctx, owner)
 }
@@ -100,9 +100,9 @@ func (t *Teller) creditOf(p solana.Payment, stake bool) (Credit, error) {
 	if !stake || named {
 		return c, nil
 	}
-	l, _, err := t.cfg.Books.linked(t.node)
+	l, err := t.cfg.Books.Linked(t.node)
 	if err == nil && l.Wallet != p.Owner {
-		err = refused(CodeRights, "owner", "%s is not linked to this node: link it, or write the memo %s into the transfer", p.Owner, StakeMemo(t.node))
+		err = refusal(CodeRights, "owner", "%s is not linked to this node: link it, or write the memo %s into the transfer", p.Owner, StakeMemo(t.node))
 	}
 	return c, err
 }

@@ -48,6 +48,12 @@ func (s governStore) Replay(fn func(record []byte) error) error {
 	})
 }
 
+// moment is now, and the epoch that runs. Epochs that are over do not change, since
+// governance moves those to come only.
+func (d *Desk) moment() govern.Moment {
+	return d.cfg.Governor.At(uint64(d.cfg.Began.Unix()), d.cfg.Books.seconds())
+}
+
 // Propose is part of Service.
 func (t *Teller) Propose(_ context.Context, c Change) (Proposed, error) {
 	g, now := t.cfg.Governor, t.moment()
@@ -76,16 +82,16 @@ func (t *Teller) Propose(_ context.Context, c Change) (Proposed, error) {
 func (t *Teller) Activate(_ context.Context, a Activation) (Activated, error) {
 	p, err := govern.ParseProposal(a.Proposal)
 	if err != nil {
-		return Activated{}, refused(CodeBad, "proposal", "%v", err)
+		return Activated{}, refusal(CodeBad, "proposal", "%v", err)
 	}
 	if len(a.Signatures) > govern.MaxWallets {
-		return Activated{}, refused(CodeBad, "signatures", "%d signatures, at most %d", len(a.Signatures), govern.MaxWallets)
+		return Activated{}, refusal(CodeBad, "signatures", "%d signatures, at most %d", len(a.Signatures), govern.MaxWallets)
 	}
 	var signatures []govern.Signature
 	for _, s := range a.Signatures {
 		f, err := govern.ParseFormat(s.Format)
 		if err != nil {
-			return Activated{}, refused(CodeBad, "signatures", "%v", err)
+			return Activated{}, refusal(CodeBad, "signatures", "%v", err)
 		}
 		m, err := p.Message(s.Wallet, f)
 		if err != nil {
@@ -127,7 +133,7 @@ func governRefusal(err error) error {
 		if r.code == "" {
 			return err
 		}
-		return refused(r.code, r.field, "%v", err)
+		return refusal(r.code, r.field, "%v", err)
 	}
 	return err
 }

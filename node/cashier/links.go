@@ -34,16 +34,16 @@ func LinkText(network settle.Hash, n settle.Node, l Link) string {
 func (l Link) verify(network settle.Hash, n settle.Node, signer settle.Wallet) error {
 	f, err := govern.ParseFormat(l.Format)
 	if err != nil {
-		return refused(CodeBad, "format", "%v", err)
+		return refusal(CodeBad, "format", "%v", err)
 	}
 	m, err := govern.Wrap(network, signer, f, LinkText(network, n, l))
 	if err != nil {
 		return err
 	}
 	if err := settle.Verify(signer, m, l.Signature); errors.Is(err, settle.ErrWeakKey) {
-		return refused(CodeBad, "wallet", "%v: use a wallet's", err)
+		return refusal(CodeBad, "wallet", "%v: use a wallet's", err)
 	} else if err != nil {
-		return refused(CodeRights, "signature", "%v: wallet %s signs the text as it is given, in the format %s", err, signer, f)
+		return refusal(CodeRights, "signature", "%v: wallet %s signs the text as it is given, in the format %s", err, signer, f)
 	}
 	return nil
 }
@@ -54,12 +54,12 @@ func (l Link) verify(network settle.Hash, n settle.Node, signer settle.Wallet) e
 func (t *Teller) Link(_ context.Context, l Link) (Linked, error) {
 	b, v := t.cfg.Books, t.cfg.Chain.Vault()
 	if now := b.seconds(); l.Since == 0 || l.Since > now+linkAhead {
-		return Linked{}, refused(CodeBad, "since", "a link since %d: it is %d, in Unix seconds", l.Since, now)
+		return Linked{}, refusal(CodeBad, "since", "a link since %d: it is %d, in Unix seconds", l.Since, now)
 	}
 	if l.Wallet == v.Owner || l.Wallet == v.Account {
-		return Linked{}, refused(CodeBad, "wallet", "%s is the vault: link a wallet of your own", l.Wallet)
+		return Linked{}, refusal(CodeBad, "wallet", "%s is the vault: link a wallet of your own", l.Wallet)
 	}
-	old, _, err := b.linked(t.node)
+	old, err := b.Linked(t.node)
 	if err != nil {
 		return Linked{}, err
 	}
@@ -68,11 +68,11 @@ func (t *Teller) Link(_ context.Context, l Link) (Linked, error) {
 	case l.Wallet == none && old.Wallet == none && old.Since == l.Since:
 		return old, nil // it was let go of by this
 	case l.Wallet == none && old.Wallet == none:
-		return Linked{}, refused(CodeState, "wallet", "no wallet is linked")
+		return Linked{}, refusal(CodeState, "wallet", "no wallet is linked")
 	case l.Wallet == none:
 		signer = old.Wallet
 	case old.Wallet != none && old.Wallet != l.Wallet:
-		return Linked{}, refused(CodeRights, "wallet", "the node is linked to %s, which has to let go first: sign an unlink with it", old.Wallet)
+		return Linked{}, refusal(CodeRights, "wallet", "the node is linked to %s, which has to let go first: sign an unlink with it", old.Wallet)
 	}
 	if err := l.verify(t.cfg.Network, t.node, signer); err != nil {
 		return Linked{}, err
@@ -82,7 +82,7 @@ func (t *Teller) Link(_ context.Context, l Link) (Linked, error) {
 		return old, nil
 	}
 	if l.Since <= old.Since {
-		return Linked{}, refused(CodeBad, "since", "a link since %d holds, this one is since %d: sign one of now", old.Since, l.Since)
+		return Linked{}, refusal(CodeBad, "since", "a link since %d holds, this one is since %d: sign one of now", old.Since, l.Since)
 	}
 	return next, b.link(old, next)
 }
@@ -91,7 +91,7 @@ func (t *Teller) Link(_ context.Context, l Link) (Linked, error) {
 func (b *Books) link(old, next Linked) error {
 	return b.store.Update(func(tx *kv.Tx) error {
 		p := page{tx}
-		if is, _, err := p.linked(next.Node); err != nil || is != old {
+		if is, err := p.linked(next.Node); err != nil || is != old {
 			return errors.Join(err, &Refusal{Code: CodeBusy, Text: "the node was linked at the same time: ask again", Retry: 1})
 		}
 		// What was free before there was a wallet is waiting.
@@ -100,19 +100,19 @@ func (b *Books) link(old, next Linked) error {
 	})
 }
 
-// linked is the link of a node; its Wallet is zero when there is none any more.
-func (p page) linked(n settle.Node) (l Linked, ok bool, err error) {
+func (p page) linked(n settle.Node) (l Linked, err error) {
 	l.Node = n
-	ok, err = p.load(linkKey(n), &l)
-	return l, ok, err
+	_, err = p.load(linkKey(n), &l)
+	return l, err
 }
 
-func (b *Books) linked(n settle.Node) (l Linked, ok bool, err error) {
+// Linked is the link of a node; its Wallet is zero when there is none.
+func (b *Books) Linked(n settle.Node) (l Linked, err error) {
 	err = b.store.View(func(tx *kv.Tx) (err error) {
-		l, ok, err = page{tx}.linked(n)
+		l, err = page{tx}.linked(n)
 		return err
 	})
-	return l, ok, err
+	return l, err
 }
 
 // idOf makes an id that a node chose its own: no other can take it before.

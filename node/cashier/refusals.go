@@ -2,7 +2,6 @@ package cashier
 
 import (
 	"errors"
-	"fmt"
 
 	"kvasird/market"
 	"kvasird/settle"
@@ -11,10 +10,6 @@ import (
 
 // askAgain is after how many seconds what the chain does not say yet is asked again.
 const askAgain = 3
-
-func refused(code Code, field, format string, args ...any) *Refusal {
-	return &Refusal{Code: code, Field: field, Text: fmt.Sprintf(format, args...)}
-}
 
 // refusals says what a caller can do about an error. An error of none of them is this
 // machine's own.
@@ -32,8 +27,8 @@ var refusals = []struct {
 		settle.ErrForeignEntry, settle.ErrOtherTokens, settle.ErrTooMany, settle.ErrTooMuchWork, settle.ErrLines}},
 }
 
-// refusal makes an error one of a Service, if it is one.
-func refusal(field string, err error) error {
+// explained makes an error one of a Service, if it is one.
+func explained(field string, err error) error {
 	var r *Refusal
 	if err == nil || errors.As(err, &r) {
 		return err
