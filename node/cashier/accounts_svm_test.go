@@ -299,3 +299,59 @@ func TestClaimAgain(t *testing.T) {
 	refused(t, "no chain", err, CodeNotYet, "")
 	b.has(settle.Balance, alice.Key, 5000)
 }
+
+// TestWithdraw pays the treasury out, once, and what fails is the treasury's again.
+func TestWithdraw(t *testing.T) {
+	b := newBranch(t, 0)
+	boss, payer := b.wallet("boss", 0), b.wallet("payer", 1e9)
+	sig := b.transfer(payer, 1e6, "")
+	b.pass(40)
+	must[Ledger](t)(b.deposit(keyOf("n"), sig, payer.Key, false))
+	q := quoteOf(1, payer.Key)
+	q.Created, q.Expires = uint64(b.at.Load()), uint64(b.at.Load())+50
+	q.Amount, q.PriceRaw, q.Ref = 1e6, 500_000_000_000, 1_000_000_000
+	b.serve(q, keyOf("worker"), 2000)
+	has := must[settle.Amount](t)(b.cfg.Books.Balance(settle.Account{Kind: settle.Treasury}))
+	if has < 1000 {
+		t.Fatalf("the treasury has %d", has)
+	}
+	ctx := t.Context()
+	if _, err := b.Withdraw(ctx, hashOf(1), boss.Key, has+1); !errors.Is(err, settle.ErrFunds) {
+		t.Errorf("more than there is: %v", err)
+	}
+	var begun atomic.Int64
+	var all sync.WaitGroup
+	for i := range 20 {
+		all.Go(func() {
+			if _, err := b.Withdraw(ctx, hashOf(i), boss.Key, has/2+1); err == nil {
+				begun.Add(1)
+			} else if !errors.Is(err, settle.ErrFunds) {
+				t.Error(err)
+			}
+		})
+	}
+	all.Wait()
+	if begun.Load() != 1 {
+		t.Errorf("%d withdrawals began", begun.Load())
+	}
+	b.w.resolve(t, b.cfg.Books, b.cfg.Vault)
+	b.has(settle.Treasury, settle.Key{}, has-has/2-1)
+	b.has(settle.PaidOut, settle.Key{}, has/2+1)
+	if got := b.w.has(boss.Key); got != has/2+1 {
+		t.Errorf("%d arrived", got)
+	}
+	b.w.Fault(settletest.Fault{Path: "/a", Method: "sendTransaction", HTTP: &settletest.HTTPFault{Status: 503}})
+	p := must[Payout](t)(b.Withdraw(ctx, hashOf(99), boss.Key, 10))
+	if _, err := b.Withdraw(ctx, hashOf(99), boss.Key, 11); !errors.Is(err, ErrOtherClaim) {
+		t.Errorf("another amount: %v", err)
+	}
+	for range 20 {
+		b.pass(40)
+		b.cfg.Books.Resolve(ctx, b.cfg.Vault) // it cannot be sent until it has expired
+	}
+	if p, _, err := b.cfg.Books.Payout(p.ID); err != nil || p.Outcome != solana.Expired {
+		t.Errorf("it is %s, %v", p.Outcome, err)
+	}
+	b.has(settle.Treasury, settle.Key{}, has-has/2-1)
+	b.cfg.Books.verified(t)
+}

@@ -108,14 +108,19 @@ func (o *office) link(n settle.Node, w settletest.Wallet) {
 // earn has a node paid for a request of so many tokens, in epoch 9.
 func (o *office) earn(n settle.Node, id uint64, tokens uint64) settle.WorkPay {
 	o.Helper()
-	payer := keyOf("payer")
-	q := quoteOf(id, payer)
+	q := quoteOf(id, keyOf("payer"))
 	q.Created, q.Expires = uint64(o.at.Load()), uint64(o.at.Load())+50
-	deposit(o.T, o.cfg.Books, payer, q.Amount+settle.Amount(id))
+	deposit(o.T, o.cfg.Books, q.Owner, q.Amount+settle.Amount(id))
+	return o.serve(q, n, tokens)
+}
+
+// serve has a quote paid by its owner's balance, and answered by a node.
+func (o *office) serve(q settle.Quote, n settle.Node, tokens uint64) settle.WorkPay {
+	o.Helper()
 	s := settling(q.ID, tokens)
 	s.Work[0].Worker = n
 	must[int](o.T)(0, o.cfg.Books.Quote(q))
-	must[settle.Request](o.T)(o.cfg.Books.Debit(q.ID, payer))
+	must[settle.Request](o.T)(o.cfg.Books.Debit(q.ID, q.Owner))
 	must[settle.Request](o.T)(o.cfg.Books.Run(q.ID, uint64(o.at.Load()), 9))
 	must[settle.Request](o.T)(o.cfg.Books.End(q.ID, tokens, ""))
 	return must[settle.Outcome](o.T)(o.cfg.Books.Settle(settle.DefaultParams(), s)).Workers[0]
