@@ -1,6 +1,7 @@
 package place
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"encoding/binary"
 	"slices"
@@ -96,25 +97,20 @@ func Among(holders []Holder, b Block) int {
 	if b.FromLayer >= b.ToLayer || b.From >= b.To {
 		return 0
 	}
-	fewest := -1
-	for _, layer := range edges(holders, b.FromLayer, b.ToLayer, func(o Block) (int32, int32) { return o.FromLayer, o.ToLayer }) {
-		for _, expert := range edges(holders, b.From, b.To, func(o Block) (int32, int32) { return o.From, o.To }) {
-			if n := ownersOf(holders, layer, expert); fewest < 0 || n < fewest {
-				fewest = n
-			}
-		}
+	fewest := len(holders)
+	for _, layer := range layerEdges(holders, b.FromLayer, b.ToLayer) {
+		fewest = min(fewest, owners(holders, layer, b.From, b.To))
 	}
 	return fewest
 }
 
-// edges are where, within [from, to), the holders may change: from itself, and where blocks begin
-// and end.
-func edges(holders []Holder, from, to int32, span func(Block) (int32, int32)) []int32 {
+// layerEdges are the layers of [from, to) at which the holders may change: from itself, and where
+// blocks begin and end.
+func layerEdges(holders []Holder, from, to int32) []int32 {
 	at := []int32{from}
 	for _, h := range holders {
 		for _, o := range h.Blocks {
-			begin, end := span(o)
-			for _, x := range [2]int32{begin, end} {
+			for _, x := range [2]int32{o.FromLayer, o.ToLayer} {
 				if from < x && x < to {
 					at = append(at, x)
 				}
@@ -125,15 +121,35 @@ func edges(holders []Holder, from, to int32, span func(Block) (int32, int32)) []
 	return slices.Compact(at)
 }
 
-// ownersOf counts the owners that hold an expert of a layer.
-func ownersOf(holders []Holder, layer, expert int32) int {
-	owners := map[string]bool{}
+// owners is of how many owners there are holders of each of the experts [from, to) of a layer, at
+// the least.
+func owners(holders []Holder, layer, from, to int32) int {
+	type edge struct {
+		at    int32
+		owner string
+		by    int // blocks that begin; less than 0: end
+	}
+	var edges []edge
 	for _, h := range holders {
-		if slices.ContainsFunc(h.Blocks, func(o Block) bool {
-			return o.FromLayer <= layer && layer < o.ToLayer && o.From <= expert && expert < o.To
-		}) {
-			owners[h.Owner] = true
+		for _, o := range h.Blocks {
+			begin, end := max(o.From, from), min(o.To, to)
+			if o.FromLayer <= layer && layer < o.ToLayer && begin < end {
+				edges = append(edges, edge{begin, h.Owner, 1}, edge{end, h.Owner, -1})
+			}
 		}
 	}
-	return len(owners)
+	slices.SortFunc(edges, func(a, b edge) int { return cmp.Compare(a.at, b.at) })
+	fewest, at, blocks := len(holders), from, map[string]int{}
+	for _, e := range edges {
+		if e.at > at { // since at, nothing has changed
+			fewest, at = min(fewest, len(blocks)), e.at
+		}
+		if blocks[e.owner] += e.by; blocks[e.owner] == 0 {
+			delete(blocks, e.owner)
+		}
+	}
+	if at < to {
+		fewest = min(fewest, len(blocks))
+	}
+	return fewest
 }

@@ -173,6 +173,9 @@ func TestAmong(t *testing.T) {
 		{"outside of what is asked", []Holder{{"a", all}, {"b", all}, {"c", []Block{{0, 3, 0, 64}}}}, Block{1, 3, 0, 64}, 3},
 		{"in pieces", []Holder{{"a", all}, {"b", []Block{{0, 4, 0, 32}, {0, 2, 32, 64}, {2, 4, 32, 64}}}}, whole, 2},
 		{"a hole inside", []Holder{{"a", all}, {"b", []Block{{0, 4, 0, 30}, {0, 4, 31, 64}}}}, whole, 1},
+		{"one owner in blocks that overlap", []Holder{{"a", all}, {"a", []Block{{0, 4, 8, 16}}}, {"b", all}}, whole, 2},
+		{"the last expert of one only", []Holder{{"a", all}, {"b", []Block{{0, 4, 0, 63}}}}, Block{0, 4, 63, 64}, 1},
+		{"before the first", []Holder{{"a", []Block{{0, 4, 1, 64}}}}, whole, 0},
 		{"beyond the model", []Holder{{"a", []Block{{-5, 1 << 30, -5, 1 << 30}}}}, whole, 1},
 	}
 	for _, tt := range tests {
@@ -181,6 +184,47 @@ func TestAmong(t *testing.T) {
 				t.Errorf("got %d, want %d", got, tt.want)
 			}
 		})
+	}
+}
+
+// TestAmongEqualsCounting compares with counting every expert of every layer.
+func TestAmongEqualsCounting(t *testing.T) {
+	rng := rand.New(rand.NewPCG(2, 4))
+	span := func(n int32) (from, to int32) { from = rng.Int32N(n); return from, from + rng.Int32N(n) }
+	for range 500 {
+		var holders []Holder
+		for range rng.IntN(6) {
+			h := Holder{Owner: string(rune('a' + rng.IntN(4)))}
+			for range 1 + rng.IntN(3) {
+				var b Block
+				b.FromLayer, b.ToLayer = span(4)
+				b.From, b.To = span(8)
+				h.Blocks = append(h.Blocks, b)
+			}
+			holders = append(holders, h)
+		}
+		var of Block
+		of.FromLayer, of.ToLayer = span(4)
+		of.From, of.To = span(8)
+		want := -1
+		for l := of.FromLayer; l < of.ToLayer; l++ {
+			for e := of.From; e < of.To; e++ {
+				have := map[string]bool{}
+				for _, h := range holders {
+					for _, b := range h.Blocks {
+						if b.FromLayer <= l && l < b.ToLayer && b.From <= e && e < b.To {
+							have[h.Owner] = true
+						}
+					}
+				}
+				if want < 0 || len(have) < want {
+					want = len(have)
+				}
+			}
+		}
+		if got := Among(holders, of); got != max(want, 0) {
+			t.Fatalf("%+v of %+v: got %d, want %d", of, holders, got, max(want, 0))
+		}
 	}
 }
 
