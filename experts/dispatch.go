@@ -301,4 +301,5 @@ func (r *run) computeHere() {
 		}
 	}
 	d.ownPairs.Add(uint64(len(r.here)))
+	r.share("", len(r.here))
 }

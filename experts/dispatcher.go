@@ -59,6 +59,11 @@ type Config struct {
 	// is told.
 	Fault func(peerID string, reason error)
 
+	// Served is told how many pairs of a call a worker computed that were accepted into its output,
+	// once the call is complete; the peer id is "" for Local. Hedged losers, failed calls and
+	// canaries are not told. It does not wait. nil: nobody is told.
+	Served func(peerID string, layer, pairs int)
+
 	Logger *slog.Logger // nil: none
 }
 
