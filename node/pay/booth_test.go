@@ -170,6 +170,9 @@ func (b *booth) PayX402(ctx context.Context, p cashier.Partial) (settle.Request,
 	}
 	sig := settle.Signature(sha256.New().Sum(make([]byte, 32)))
 	copy(sig[:], p.Transaction)
+	if r, err := b.books.Request(p.ID); err != nil || r.State == settle.Paid && r.Signature == sig {
+		return r, err
+	}
 	r, err := b.books.Reserve(p.ID, sig, b.seconds())
 	if err != nil {
 		return r, state(err)
