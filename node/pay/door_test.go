@@ -82,37 +82,44 @@ func newShop(t *testing.T, engine gateway.Engine) *shop {
 		t.Fatal(err)
 	}
 	meter := oneWorker{workerKey}
-	b := newBooth(t, settle.Node(key.Public().(ed25519.PublicKey)))
-	d, err := New(Config{Settlement: b, Key: key, Meter: meter, Wait: 2 * time.Second, Now: b.clock})
-	if err != nil {
-		t.Fatal(err)
+	s := &shop{t: t, booth: newBooth(t, settle.Node(key.Public().(ed25519.PublicKey))), worker: meter.node()}
+	s.serve(Config{Settlement: s.booth, Key: key, Meter: meter, Wait: time.Second, Now: s.booth.clock}, engine, "d1")
+	return s
+}
+
+// serve starts the door and a gateway with one model, named m.
+func (s *shop) serve(cfg Config, engine gateway.Engine, digest string) {
+	s.t.Helper()
+	var err error
+	if s.door, err = New(cfg); err != nil {
+		s.t.Fatal(err)
 	}
-	g, err := gateway.New(gateway.Config{Payments: d, Models: []gateway.Model{{ID: "m", Digest: "d1", VocabSize: 300, Engine: engine}}})
+	g, err := gateway.New(gateway.Config{Payments: s.door, Models: []gateway.Model{{ID: "m", Digest: digest, VocabSize: 300, Engine: engine}}})
 	if err != nil {
-		t.Fatal(err)
+		s.t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
-	go func() { done <- d.Run(ctx) }()
+	go func() { done <- s.door.Run(ctx) }()
 	srv := httptest.NewServer(g.Handler())
+	s.url = srv.URL
 	var once sync.Once
-	closeDoor := func() {
+	s.close = func() {
 		once.Do(func() {
 			cancel()
 			if err := <-done; err != nil {
-				t.Error(err)
+				s.t.Error(err)
 			}
 		})
 	}
-	t.Cleanup(func() {
+	s.t.Cleanup(func() {
 		http.DefaultClient.CloseIdleConnections()
 		srv.Close()
-		closeDoor()
-		if len(d.open) > 0 {
-			t.Errorf("%d requests are open still", len(d.open))
+		s.close()
+		if len(s.door.open) > 0 {
+			s.t.Errorf("%d requests are open still", len(s.door.open))
 		}
 	})
-	return &shop{t, srv.URL, b, d, meter.node(), closeDoor}
 }
 
 // body is a request: 5 tokens of prompt, an answer of up to 10.
