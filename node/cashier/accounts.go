@@ -81,7 +81,7 @@ func (t *Teller) Claim(ctx context.Context, m Move) (Payout, error) {
 		return Payout{}, refusal(CodeRights, "", "%v", err)
 	}
 	if err != nil {
-		return Payout{}, chainRefusal(err)
+		return Payout{}, explained("", err)
 	}
 	return p, nil
 }

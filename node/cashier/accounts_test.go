@@ -23,6 +23,16 @@ import (
 	"kvasird/settle/solana"
 )
 
+// keyed is a client with the keys of the vault.
+type keyed struct {
+	*solana.Client
+	vault, fee ed25519.PrivateKey
+}
+
+func (k keyed) Sign(ctx context.Context, p solana.Payout) (solana.Signed, error) {
+	return k.Client.Sign(ctx, k.vault, k.fee, p)
+}
+
 // office is a desk with books and a clock that tests set.
 type office struct {
 	*testing.T
@@ -31,6 +41,8 @@ type office struct {
 	sealed      []byte
 	at          atomic.Int64 // Unix seconds
 	cfg         DeskConfig
+	params      settle.Params
+	devnet      bool
 }
 
 var genesisWallet = settletest.NewWallet("genesis")
@@ -45,7 +57,13 @@ func newOffice(t *testing.T, chain *solana.Client, vault Vault) *office {
 			Vault: solana.Vault{Owner: settletest.NewWallet("operator").Key, Mint: keyOf("mint"), Program: settletest.Token}}))
 	}
 	o.cfg = DeskConfig{Network: hashOf("network"), Cluster: keyOf("cluster"), Chain: chain, Vault: vault, Decimals: 6,
-		Began: time.Unix(testNow, 0), Now: o.now, Logger: slog.New(slog.DiscardHandler)}
+		Key: settletest.NewWallet("settlement").Private, FirstRaw: 500_000_000_000, Began: time.Unix(testNow, 0),
+		Models: func(string) (Model, error) { return Model{Name: "m", Parts: testParts}, nil }, Now: o.now}
+	if vault == nil {
+		o.cfg.Vault = keyed{}
+	}
+	o.params = settle.DefaultParams()
+	o.params.EmissionTotal = 5000
 	var err error
 	if o.secret, o.sealed, err = govern.NewSecret(bytes.NewReader(bytes.Repeat([]byte{7}, 64)), [32]byte{9}, o.cfg.Network); err != nil {
 		t.Fatal(err)
@@ -61,12 +79,10 @@ func (o *office) now() time.Time { return time.Unix(o.at.Load(), 0) }
 func (o *office) open() {
 	o.Helper()
 	o.cfg.Books = must[*Books](o.T)(Open(o.dir, slog.New(slog.DiscardHandler), o.now))
-	p := settle.DefaultParams()
-	p.EmissionTotal = 5000
 	o.cfg.Governor = must[*govern.Governor](o.T)(govern.Open(govern.Config{
-		Authority: govern.Authority{Network: o.cfg.Network, Cluster: o.cfg.Cluster, Wallets: []settle.Wallet{genesisWallet.Key}, Threshold: 1, Params: p},
-		Since:     testNow, Store: o.cfg.Books.GovernStore(), Secret: o.sealed, Key: [32]byte{9}}))
-	o.Desk = &Desk{cfg: o.cfg}
+		Authority: govern.Authority{Network: o.cfg.Network, Cluster: o.cfg.Cluster, Wallets: []settle.Wallet{genesisWallet.Key}, Threshold: 1, Params: o.params, Devnet: o.devnet},
+		Since:     uint64(o.cfg.Began.Unix()), Store: o.cfg.Books.GovernStore(), Secret: o.sealed, Key: [32]byte{9}}))
+	o.Desk = must[*Desk](o.T)(OpenDesk(o.cfg))
 }
 
 func (o *office) reopen() {
@@ -105,8 +121,8 @@ func (o *office) earn(n settle.Node, id uint64, tokens uint64) settle.WorkPay {
 	return must[settle.Outcome](o.T)(o.cfg.Books.Settle(settle.DefaultParams(), s)).Workers[0]
 }
 
-// refused checks a refusal's code and field.
-func refused(t testing.TB, name string, err error, code Code, field string) {
+// mustRefuse checks a refusal's code and field.
+func mustRefuse(t testing.TB, name string, err error, code Code, field string) {
 	t.Helper()
 	var r *Refusal
 	if !errors.As(err, &r) || r.Code != code || r.Field != field || r.Text == "" {
@@ -161,18 +177,18 @@ func TestLink(t *testing.T) {
 		{"the vault", with(func(l *Link) { l.Wallet = o.cfg.Chain.Vault().Account }), alice, CodeBad, "wallet"},
 	} {
 		_, err := do(tt.link, tt.signer)
-		refused(t, tt.name, err, tt.code, tt.field)
+		mustRefuse(t, tt.name, err, tt.code, tt.field)
 	}
 	l := good
 	l.Format, l.Signature = "v2", settle.Signature{1}
 	_, err := o.As(n).Link(t.Context(), l)
-	refused(t, "a format", err, CodeBad, "format")
+	mustRefuse(t, "a format", err, CodeBad, "format")
 	_, err = o.As(keyOf("other")).Link(t.Context(), o.linkOf(n, good, alice))
-	refused(t, "another node's link", err, CodeRights, "signature")
+	mustRefuse(t, "another node's link", err, CodeRights, "signature")
 	// For the identity as a key the signature of S = 0 holds for every message.
 	l = with(func(l *Link) { l.Wallet, l.Signature = settle.Key{1}, settle.Signature{1} })
 	_, err = o.As(keyOf("other")).Link(t.Context(), l)
-	refused(t, "a key that anybody signs for", err, CodeBad, "wallet")
+	mustRefuse(t, "a key that anybody signs for", err, CodeBad, "wallet")
 
 	off := Link{Since: testNow + 6, Format: "v0"}
 	for range 2 {
@@ -181,14 +197,14 @@ func TestLink(t *testing.T) {
 		}
 	}
 	_, err = do(with(func(l *Link) { l.Wallet, l.Since = settle.Key{}, testNow+7 }), alice)
-	refused(t, "unlinked again", err, CodeState, "wallet")
+	mustRefuse(t, "unlinked again", err, CodeState, "wallet")
 	_, err = do(good, alice)
-	refused(t, "the link of before", err, CodeBad, "since")
+	mustRefuse(t, "the link of before", err, CodeBad, "since")
 	if got, err := do(with(func(l *Link) { l.Wallet, l.Since = bob.Key, testNow+7 }), bob); err != nil || got.Wallet != bob.Key {
 		t.Errorf("the next wallet: %+v, %v", got, err)
 	}
 	o.reopen()
-	if got := must[Linked](t)(o.cfg.Books.Linked(n)); got.Wallet != bob.Key {
+	if got := must[Ledger](t)(o.As(n).Ledger(t.Context(), n)); got.Wallet != bob.Key {
 		t.Errorf("after a restart: %+v", got)
 	}
 }
@@ -274,25 +290,25 @@ func TestUnstake(t *testing.T) {
 	b := o.cfg.Books
 	bonded := o.earn(n, 1, 2000).Bonded
 	_, err := o.As(n).Unstake(t.Context(), Move{Amount: 1})
-	refused(t, "no id", err, CodeBad, "id")
+	mustRefuse(t, "no id", err, CodeBad, "id")
 	_, err = o.As(n).Unstake(t.Context(), Move{ID: hashOf(1)})
-	refused(t, "nothing", err, CodeBad, "amount")
+	mustRefuse(t, "nothing", err, CodeBad, "amount")
 	_, err = o.As(n).Unstake(t.Context(), Move{ID: hashOf(1), Amount: bonded + 1})
-	refused(t, "too much", err, CodeFunds, "amount")
+	mustRefuse(t, "too much", err, CodeFunds, "amount")
 	_, err = o.As(keyOf("eve")).Unstake(t.Context(), Move{ID: hashOf(1), Amount: 1})
-	refused(t, "another's", err, CodeFunds, "amount")
+	mustRefuse(t, "another's", err, CodeFunds, "amount")
 	for range 3 {
 		if l := must[Ledger](t)(o.As(n).Unstake(t.Context(), Move{hashOf(1), 10})); l.Unbonding != 10 || l.Bonded != bonded-10 {
 			t.Errorf("%+v", l)
 		}
 	}
 	_, err = o.As(n).Unstake(t.Context(), Move{hashOf(1), 11})
-	refused(t, "another amount", err, CodeBad, "id")
+	mustRefuse(t, "another amount", err, CodeBad, "id")
 	for i := range settle.MaxUnbonding - 1 {
 		must[Ledger](t)(o.As(n).Unstake(t.Context(), Move{hashOf("more", i), 1}))
 	}
 	_, err = o.As(n).Unstake(t.Context(), Move{hashOf(2), 1})
-	refused(t, "too many", err, CodeBusy, "")
+	mustRefuse(t, "too many", err, CodeBusy, "")
 	o.link(n, alice)
 	o.at.Add(int64(settle.DefaultParams().UnbondingSeconds))
 	must[int](t)(b.Mature())
@@ -315,7 +331,7 @@ func TestUnstakesAtOnce(t *testing.T) {
 			if err == nil {
 				began.Add(1)
 			} else {
-				refused(t, "one of many", err, CodeFunds, "amount")
+				mustRefuse(t, "one of many", err, CodeFunds, "amount")
 			}
 		})
 	}
@@ -364,11 +380,11 @@ func TestVerifySeesBonds(t *testing.T) {
 func TestClaimRefuses(t *testing.T) {
 	o, n := newOffice(t, nil, nil), keyOf("node")
 	claim := func(m Move) error { _, err := o.As(n).Claim(t.Context(), m); return err }
-	refused(t, "no id", claim(Move{Amount: settle.MinQuote}), CodeBad, "id")
-	refused(t, "dust", claim(Move{hashOf(1), settle.MinQuote - 1}), CodeBad, "amount")
-	refused(t, "no wallet", claim(Move{hashOf(1), settle.MinQuote}), CodeRights, "")
+	mustRefuse(t, "no id", claim(Move{Amount: settle.MinQuote}), CodeBad, "id")
+	mustRefuse(t, "dust", claim(Move{hashOf(1), settle.MinQuote - 1}), CodeBad, "amount")
+	mustRefuse(t, "no wallet", claim(Move{hashOf(1), settle.MinQuote}), CodeRights, "")
 	o.link(n, settletest.NewWallet("alice"))
-	refused(t, "no balance", claim(Move{hashOf(1), settle.MinQuote}), CodeFunds, "amount")
+	mustRefuse(t, "no balance", claim(Move{hashOf(1), settle.MinQuote}), CodeFunds, "amount")
 }
 
 func TestDepositRefusesTheMalformed(t *testing.T) {
@@ -382,10 +398,10 @@ func TestDepositRefusesTheMalformed(t *testing.T) {
 		d := good
 		change(&d)
 		_, err := o.As(keyOf("node")).Deposit(t.Context(), d)
-		refused(t, field, err, CodeBad, field)
+		mustRefuse(t, field, err, CodeBad, field)
 	}
 	_, err := o.As(keyOf("node")).Deposit(t.Context(), good)
-	refused(t, "no chain", err, CodeNotYet, "signature")
+	mustRefuse(t, "no chain", err, CodeNotYet, "signature")
 }
 
 // TestReserveBegins when all of it came in, and falls with its total.
@@ -429,7 +445,7 @@ func TestGoverned(t *testing.T) {
 		{map[string]uint64{"emission": 260_000}, 0, "values"}, {map[string]uint64{"fee": 200_000}, 5000, "epoch"}, {map[string]uint64{"floor": 90_000_000_000}, 3, "epoch"},
 	} {
 		_, err := propose(tt.values, tt.epoch)
-		refused(t, fmt.Sprint(tt.values, tt.epoch), err, CodeBad, tt.field)
+		mustRefuse(t, fmt.Sprint(tt.values, tt.epoch), err, CodeBad, tt.field)
 	}
 	p := must[Proposed](t)(propose(map[string]uint64{"fee": 200_000}, 0))
 	text := p.Texts[genesisWallet.Key.String()]
@@ -458,13 +474,13 @@ func TestGoverned(t *testing.T) {
 		{"a wrong code", Activation{p.Proposal, signed(genesisWallet), "000000"}, CodeRights, "code"},
 	} {
 		_, err := node.Activate(t.Context(), tt.a)
-		refused(t, tt.name, err, tt.code, tt.field)
+		mustRefuse(t, tt.name, err, tt.code, tt.field)
 	}
 	if got := must[Activated](t)(node.Activate(t.Context(), Activation{p.Proposal, signed(genesisWallet), code})); got != (Activated{1, 1}) {
 		t.Errorf("activated %+v", got)
 	}
 	_, err := node.Activate(t.Context(), Activation{p.Proposal, signed(genesisWallet), code})
-	refused(t, "again", err, CodeState, "proposal")
+	mustRefuse(t, "again", err, CodeState, "proposal")
 	for range 2 {
 		for epoch, want := range map[uint64]uint64{0: 150_000, 1: 200_000} {
 			if p, _, _ := o.cfg.Governor.Params(epoch); p.FeePPM != want {
@@ -482,12 +498,12 @@ func TestLockedOut(t *testing.T) {
 	s := Signature{genesisWallet.Key, "raw", settle.Signature(ed25519.Sign(genesisWallet.Private, []byte(p.Texts[genesisWallet.Key.String()])))}
 	for i := range 6 {
 		_, err := o.As(keyOf("any")).Activate(t.Context(), Activation{p.Proposal, []Signature{s}, "x"})
-		refused(t, fmt.Sprint("try ", i), err, []Code{CodeRights, CodeBusy}[i/5], "code")
+		mustRefuse(t, fmt.Sprint("try ", i), err, []Code{CodeRights, CodeBusy}[i/5], "code")
 	}
 	o.reopen()
 	code := must[string](t)(totp.GenerateCode(o.secret, o.now()))
 	_, err := o.As(keyOf("any")).Activate(t.Context(), Activation{p.Proposal, []Signature{s}, code})
-	refused(t, "after a restart", err, CodeBusy, "code")
+	mustRefuse(t, "after a restart", err, CodeBusy, "code")
 }
 
 // TestGovernStore keeps records in order, and sees a gap.
