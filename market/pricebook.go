@@ -52,20 +52,9 @@ func NewPriceBook(network settle.Hash, publisher settle.Key) *PriceBook {
 // error is one of PriceRecord or PriceChain, or ErrManyPrices. ErrPriceOld and ErrPriceGap are
 // nobody's fault; with ErrPriceFork the evidence is news the first time.
 func (b *PriceBook) Take(record []byte) (news bool, err error) {
-	r, err := ParsePriceRecord(record, b.publisher)
+	r, m, err := b.read(record)
 	if err != nil {
 		return false, err
-	}
-	m := b.models[r.Model]
-	switch {
-	case r.Network != b.network:
-		return false, fmt.Errorf("market: %w", ErrPriceNetwork)
-	case m == nil && len(b.models) >= MaxPriced:
-		return false, fmt.Errorf("market: model %s: %w: %d", r.Model, ErrManyPrices, MaxPriced)
-	case m == nil:
-		m = &priced{chain: NewPriceChain(b.network, r.Model, b.publisher)}
-	case m.fork != nil:
-		return false, m.forked(r.Model)
 	}
 	before, _ := m.chain.Last()
 	err = m.chain.Append(record)
@@ -93,6 +82,37 @@ func (b *PriceBook) Take(record []byte) (news bool, err error) {
 	}
 	b.models[r.Model] = m
 	return true, nil
+}
+
+// Check says whether a record may be taken next, and changes nothing.
+func (b *PriceBook) Check(record []byte) error {
+	_, m, err := b.read(record)
+	if err != nil {
+		return err
+	}
+	chain := *m.chain
+	chain.refs = slices.Clone(chain.refs)
+	return chain.Append(record)
+}
+
+// read reads a record, and finds its model, or makes it without keeping it.
+func (b *PriceBook) read(record []byte) (*PriceRecord, *priced, error) {
+	r, err := ParsePriceRecord(record, b.publisher)
+	if err != nil {
+		return nil, nil, err
+	}
+	m := b.models[r.Model]
+	switch {
+	case r.Network != b.network:
+		return nil, nil, fmt.Errorf("market: %w", ErrPriceNetwork)
+	case m == nil && len(b.models) >= MaxPriced:
+		return nil, nil, fmt.Errorf("market: model %s: %w: %d", r.Model, ErrManyPrices, MaxPriced)
+	case m == nil:
+		m = &priced{chain: NewPriceChain(b.network, r.Model, b.publisher)}
+	case m.fork != nil:
+		return nil, nil, m.forked(r.Model)
+	}
+	return r, m, nil
 }
 
 // denies says whether a record contradicts one that is kept of the same epoch.

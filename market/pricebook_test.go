@@ -27,6 +27,9 @@ func chainOf(t testing.TB, model gguf.ModelID, n int) (records [][]byte, last *P
 func take(t testing.TB, b *PriceBook, records ...[]byte) {
 	t.Helper()
 	for i, r := range records {
+		if err := b.Check(r); err != nil {
+			t.Fatalf("record %d: checked: %v", i, err)
+		}
 		if news, err := b.Take(r); err != nil || !news {
 			t.Fatalf("record %d: news %v, %v", i, news, err)
 		}
@@ -37,6 +40,9 @@ func take(t testing.TB, b *PriceBook, records ...[]byte) {
 func refuses(t testing.TB, b *PriceBook, record []byte, want error) {
 	t.Helper()
 	before := b.Records()
+	if err := b.Check(record); !errors.Is(err, want) {
+		t.Errorf("checked: %v, want %v", err, want)
+	}
 	if news, err := b.Take(record); news || !errors.Is(err, want) {
 		t.Errorf("news %v, %v, want %v", news, err, want)
 	}
@@ -113,6 +119,12 @@ func TestPriceBookKeepsForks(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			b := NewPriceBook(priceNet, publisher)
 			take(t, b, list...)
+			if err := b.Check(fork); !errors.Is(err, ErrPriceFork) && !errors.Is(err, ErrPriceOld) {
+				t.Errorf("checked: %v", err)
+			}
+			if _, _, err := b.Price(priceModel); err != nil {
+				t.Fatalf("a check changed the book: %v", err)
+			}
 			if news, err := b.Take(fork); !news || !errors.Is(err, ErrPriceFork) {
 				t.Fatalf("news %v, %v", news, err)
 			}
