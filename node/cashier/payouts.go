@@ -93,7 +93,7 @@ func (b *Books) intend(want Payout) (kept Payout, mine bool, err error) {
 			return err
 		}
 		kept, mine = want, true
-		return errors.Join(p.save(payoutKey(want.ID), want), p.Put(openKey(want.ID), []byte{1}))
+		return errors.Join(p.save(payoutKey(want.ID), want), p.Put(openKey(want.ID), []byte{1}), p.list(want))
 	})
 	return kept, mine && err == nil, err
 }
