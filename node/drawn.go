@@ -5,16 +5,24 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/libp2p/go-libp2p/core/peer"
-
 	"kvasird/experts/place"
 	"kvasird/ggml/gguf"
 	"kvasird/market"
+	"kvasird/node/meter"
+	"kvasird/node/pay"
 	"kvasird/settle"
 )
 
 // ownersEvery is how often it is looked at whose the nodes are.
 const ownersEvery = time.Minute
+
+// drawFor has replicas drawn by the payment of a request, while ctx lasts: a payer cannot tell
+// who computes.
+func (d *dispatchPart) drawFor(ctx context.Context) {
+	if paid, ok := pay.From(ctx); ok && d != nil {
+		context.AfterFunc(ctx, d.Draw(place.Seed(paid.Seed)))
+	}
+}
 
 // drawn says, to who settles on this node, from how many independent replicas work was drawn.
 type drawn struct {
@@ -48,7 +56,7 @@ func (d *drawn) look(now time.Time) error {
 	owners := map[string]settle.Wallet{}
 	for _, id := range d.table.Models(now) {
 		for _, h := range d.table.Holders(id, now) {
-			node, err := nodeOf(h.Peer)
+			node, err := meter.NodeOf(h.Peer)
 			if err != nil {
 				continue // it can have no pay either
 			}
@@ -80,14 +88,6 @@ func (d *drawn) Among(model string, _ settle.Hash, node settle.Node) int {
 	})
 }
 
-func nodeOf(peerID string) (settle.Node, error) {
-	id, err := peer.Decode(peerID)
-	if err != nil {
-		return settle.Node{}, err
-	}
-	return nodeKey(id)
-}
-
 // among says from how many independent replicas what a node computes of a model is drawn, as they
 // announce themselves: the fewest, over the experts that it serves, of holders with different
 // owners. It is 0 for who runs the model for clients, since that one chooses by itself, and for
@@ -97,7 +97,7 @@ func among(holders []market.Holder, node settle.Node, owner func(peer string) st
 	var its []place.Block
 	for _, h := range holders {
 		blocks := servedBlocks(h.News.Holdings)
-		if k, err := nodeOf(h.Peer); err == nil && k == node {
+		if k, err := meter.NodeOf(h.Peer); err == nil && k == node {
 			if h.News.Backbone || h.News.Service.Slots > 0 {
 				return 0
 			}

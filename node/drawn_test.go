@@ -7,6 +7,7 @@ import (
 
 	"kvasird/ggml/gguf"
 	"kvasird/market"
+	"kvasird/node/meter"
 	"kvasird/p2p"
 	"kvasird/settle"
 )
@@ -26,7 +27,7 @@ func TestDrawnCountsWallets(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		node, err := nodeKey(identity.ID())
+		node, err := meter.NodeOf(identity.ID().String())
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -81,7 +82,7 @@ func TestAmong(t *testing.T) {
 		}
 		peers[name] = id.ID().String()
 		if name == "a1" {
-			if first, err = nodeKey(id.ID()); err != nil {
+			if first, err = meter.NodeOf(id.ID().String()); err != nil {
 				t.Fatal(err)
 			}
 		}

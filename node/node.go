@@ -234,7 +234,7 @@ func (n *Node) hostConfig(identity p2p.Identity) (p2p.Config, error) {
 	}
 	cfg.Protocols = append(cfg.Protocols, fetch.Protocol, ringProtocol, carry.Protocol)
 	if n.metering != nil {
-		cfg.Protocols = append(cfg.Protocols, meter.Protocol)
+		cfg.Protocols = append(cfg.Protocols, meter.Protocol, pricesProtocol)
 	}
 	cfg.DHT, cfg.MDNS = true, n.cfg.MDNS == "on"
 	cfg.Reach, cfg.Relay, cfg.Announce = p2p.Reach(n.cfg.Reach), n.cfg.Has(RoleRelay), n.cfg.Tell

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"path/filepath"
 	"slices"
 	"sync"
 	"time"
@@ -15,6 +16,7 @@ import (
 
 	"kvasird/ggml/gguf"
 	"kvasird/market"
+	"kvasird/node/meter"
 	"kvasird/p2p"
 	"kvasird/settle"
 )
@@ -66,9 +68,21 @@ type pricesFile struct {
 	Records [][]byte `json:"records"`
 }
 
+// startPrices follows the prices of a network with a token.
+func (n *Node) startPrices() error {
+	t, err := readToken(n.cfg.Genesis)
+	if err != nil || t == nil {
+		return err
+	}
+	n.exchange.prices, err = openPrices(pricesConfig{
+		Host: n.host, Network: n.cfg.Genesis.Hash(), Publisher: t.peer, File: filepath.Join(n.cfg.Data, "prices.json"), Logger: n.log,
+	})
+	return err
+}
+
 // openPrices reads what is remembered, and takes part in telling prices. run has to be started.
 func openPrices(cfg pricesConfig) (*prices, error) {
-	key, err := nodeKey(cfg.Publisher)
+	key, err := meter.NodeOf(cfg.Publisher.String())
 	if err != nil {
 		return nil, fmt.Errorf("who settles: %w", err)
 	}
@@ -86,20 +100,6 @@ func openPrices(cfg pricesConfig) (*prices, error) {
 		return nil, err
 	}
 	return p, cfg.Host.HandleStream(pricesProtocol, p.serve)
-}
-
-// nodeKey is the key that a peer id is made of.
-func nodeKey(id peer.ID) (k settle.Key, err error) {
-	key, err := id.ExtractPublicKey()
-	if err != nil {
-		return k, fmt.Errorf("peer %s: %w", id, err)
-	}
-	raw, err := key.Raw()
-	if err != nil || len(raw) != len(k) {
-		return k, fmt.Errorf("peer %s has no ed25519 key", id)
-	}
-	copy(k[:], raw)
-	return k, nil
 }
 
 // restore takes the remembered records, unless they are of another network.

@@ -32,16 +32,11 @@ type mint struct {
 
 func newMint(t *testing.T) *mint {
 	t.Helper()
-	file := filepath.Join(t.TempDir(), "identity.key")
-	id, err := p2p.LoadOrCreateIdentity(file)
+	id, err := p2p.NewIdentity()
 	if err != nil {
 		t.Fatal(err)
 	}
-	raw, err := os.ReadFile(file) // the key is at its end
-	if err != nil {
-		t.Fatal(err)
-	}
-	return &mint{t: t, id: id, key: raw[len(raw)-ed25519.PrivateKeySize:]}
+	return &mint{t: t, id: id, key: id.PrivateKey()}
 }
 
 // next is the record of the next epoch.
