@@ -171,6 +171,7 @@ func (m *ringModel) open(ctx context.Context) (err error) {
 	m.name, m.layers = stored.Name(), g.Layers()
 	m.entry, err = ring.NewEntry(ring.EntryConfig{
 		Model: m.id.String(), Total: m.layers, Dialer: n.stages, Pack: Pack(n.rt), Logger: n.log,
+		Served: n.metering.chains(m.id, g),
 	})
 	if err != nil {
 		m.vocab.Close()

@@ -13,6 +13,7 @@ import (
 type session struct {
 	id       uint64
 	key      []byte
+	entry    string // peer id of who runs it
 	epoch    uint32
 	chain    Chain
 	hop      int // of this stage
@@ -157,6 +158,9 @@ func (st *Stage) enterLocked(l *link, id uint64, o *opening) (Code, string) {
 	oldEpoch := s.epoch
 	s.epoch, s.chain, s.hop, s.known, s.drafts = o.Epoch, o.chain, o.Hop, o.Known, o.Drafts && st.cfg.CanTruncate
 	s.pred, s.ret, s.broken, s.heard = l, nil, false, time.Now()
+	if s.entry = o.Entry; o.Hop == 0 {
+		s.entry = l.peer
+	}
 	s.taken, s.told, s.resumed, s.next = 0, 0, false, nil
 	if s.back != nil {
 		s.back.told = o.Known
@@ -251,6 +255,7 @@ func (st *Stage) closeRingLocked(l *link, s *session, o *opening) {
 func (st *Stage) sendOpenLocked(s *session) {
 	o := opening{
 		Epoch: s.epoch, Key: s.key, Hop: s.hop + 1, Prompt: s.prompt, Most: s.most, Known: s.known, Drafts: s.drafts, Sampling: s.sampling,
+		Entry: s.entry,
 	}
 	o.setChain(s.chain)
 	s.next.l.send(frameOpen, s.id, encodeControl(o))
