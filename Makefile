@@ -1,6 +1,6 @@
 # Every target works from a plain checkout; `make help` lists them.
 .DEFAULT_GOAL := help
-.PHONY: help deps build test test-sdk test-settle settle-deps test-x402 x402-deps test-load test-net test-chaos test-reflink sim soak test-vulkan check demo bench bench-plan bench-rtt bench-server bench-net bench-gossip fuzz clean clean-deps
+.PHONY: help deps build test test-sdk test-settle settle-deps test-x402 x402-deps test-load test-net test-chaos test-reflink sim soak test-vulkan check demo bench bench-plan bench-rtt bench-server bench-net bench-books bench-gossip fuzz clean clean-deps
 
 STATICCHECK = honnef.co/go/tools/cmd/staticcheck@v0.8.2
 GO_FILES    = $(shell find cmd node p2p ring experts market settle ggml -name '*.go' 2>/dev/null)
@@ -114,6 +114,9 @@ bench-server: build ## tokens/s through HTTP against llama.cpp's own server (Deb
 
 bench-net: ## measure discovery and round trips across namespaces, delay and loss (as test-net)
 	go test -tags nettest -count=1 -timeout 15m -run '^TestFigures$$' -v ./p2p | grep -v -e '^=== ' -e '^ *---'
+
+bench-books: ## measure the books: quotes paid or reserved a second, each on the disk, with 1 thousand and 1 million accounts
+	go test ./node/cashier -run '^$$' -bench Books -benchtime 20000x -timeout 20m
 
 # One process holds all nodes, on a simulated network.
 bench-gossip: ## measure what gossip costs at rest, with NODES nodes (default 100)

@@ -78,14 +78,14 @@ func TestDeposits(t *testing.T) {
 	n := keyOf("node")
 	plain := b.transfer(alice, 700, "")
 	_, err := b.deposit(n, plain, alice.Key, false)
-	mustRefuse(t, "not final", err, CodeNotYet, "signature")
+	refused(t, "not final", err, CodeNotYet, "signature")
 	b.pass(40)
 	_, err = b.deposit(n, plain, eve.Key, false)
-	mustRefuse(t, "by another", err, CodeInvalid, "signature")
+	refused(t, "by another", err, CodeInvalid, "signature")
 	_, err = b.As(n).Deposit(t.Context(), Deposit{Signature: plain, Owner: alice.Key, Amount: 701})
-	mustRefuse(t, "more than it was", err, CodeInvalid, "signature")
+	refused(t, "more than it was", err, CodeInvalid, "signature")
 	_, err = b.deposit(n, plain, alice.Key, true)
-	mustRefuse(t, "a stake of a node that is not linked", err, CodeRights, "owner")
+	refused(t, "a stake of a node that is not linked", err, CodeRights, "owner")
 	for range 2 {
 		if l := must[Ledger](t)(b.deposit(n, plain, alice.Key, false)); l.Owner != alice.Key || l.Balance != 700 {
 			t.Errorf("%+v", l)
@@ -97,7 +97,7 @@ func TestDeposits(t *testing.T) {
 		"as another": func() (Ledger, error) { return b.deposit(n, plain, eve.Key, false) },
 	} {
 		_, err := again()
-		mustRefuse(t, "booked, and now "+name, err, CodeInvalid, "signature")
+		refused(t, "booked, and now "+name, err, CodeInvalid, "signature")
 	}
 	b.w.ClearFaults()
 	b.has(settle.Balance, alice.Key, 700)
@@ -112,7 +112,7 @@ func TestDeposits(t *testing.T) {
 		"another's, not by memo": func() (Ledger, error) { return b.deposit(n, other, eve.Key, false) },
 	} {
 		_, err := do()
-		mustRefuse(t, name, err, CodeInvalid, "signature")
+		refused(t, name, err, CodeInvalid, "signature")
 	}
 	for range 2 {
 		must[Ledger](t)(b.deposit(n, named, eve.Key, true))
@@ -135,7 +135,7 @@ func TestFunds(t *testing.T) {
 	emission, pool := b.transfer(treasury, 5000, fundEmission), b.transfer(treasury, 300, fundPool)
 	b.pass(40)
 	_, err := b.deposit(n, pool, treasury.Key, true)
-	mustRefuse(t, "a fund as a stake", err, CodeInvalid, "signature")
+	refused(t, "a fund as a stake", err, CodeInvalid, "signature")
 	for range 2 {
 		must[Ledger](t)(b.deposit(n, emission, treasury.Key, false))
 		must[Ledger](t)(b.deposit(n, pool, treasury.Key, false))
@@ -168,13 +168,13 @@ func TestDepositsAndQuotes(t *testing.T) {
 	pays := b.transfer(alice, q.Amount, q.ID.Memo())
 	b.pass(40)
 	_, err := b.deposit(n, pays, alice.Key, false)
-	mustRefuse(t, "pays an open quote", err, CodeState, "signature")
+	refused(t, "pays an open quote", err, CodeState, "signature")
 	must[settle.Request](t)(books.Reserve(q.ID, pays, 0))
 	_, err = b.deposit(n, pays, alice.Key, false)
-	mustRefuse(t, "pays a reserved quote", err, CodeState, "signature")
+	refused(t, "pays a reserved quote", err, CodeState, "signature")
 	b.pay(t, q, pays, alice)
 	_, err = b.deposit(n, pays, alice.Key, false)
-	mustRefuse(t, "has paid", err, CodeInvalid, "signature")
+	refused(t, "has paid", err, CodeInvalid, "signature")
 
 	// Eve's quote has Alice's transfer: what the chain says goes before.
 	eves, plain := quote(2), b.transfer(alice, 900, "")
@@ -196,7 +196,7 @@ func TestDepositsAndQuotes(t *testing.T) {
 	b.pass(40)
 	b.at.Store(int64(q.Expires) + lateSeconds)
 	_, err = b.deposit(n, late, alice.Key, false)
-	mustRefuse(t, "can still pay", err, CodeState, "signature")
+	refused(t, "can still pay", err, CodeState, "signature")
 	b.at.Add(1)
 	must[Ledger](t)(b.deposit(n, late, alice.Key, false))
 	b.has(settle.Balance, alice.Key, 900+q.Amount)
@@ -225,7 +225,7 @@ func TestDepositsAtOnce(t *testing.T) {
 		}
 		all.Go(func() {
 			if _, err := b.deposit(n, sig, alice.Key, i%2 == 1); err != nil {
-				mustRefuse(t, "one of many", err, CodeInvalid, "signature")
+				refused(t, "one of many", err, CodeInvalid, "signature")
 			}
 		})
 	}
@@ -246,21 +246,21 @@ func TestClaims(t *testing.T) {
 	for _, n := range nodes {
 		b.link(n, alice)
 	}
-	var paid, refused atomic.Int64
+	var paid, poor atomic.Int64
 	var all sync.WaitGroup
 	for i := range 100 {
 		all.Go(func() {
 			if _, err := b.As(nodes[i%2]).Claim(t.Context(), Move{hashOf("claim", i), 3000}); err == nil {
 				paid.Add(1)
 			} else {
-				refused.Add(1)
-				mustRefuse(t, "one of many", err, CodeFunds, "amount")
+				poor.Add(1)
+				refused(t, "one of many", err, CodeFunds, "amount")
 			}
 		})
 	}
 	all.Wait()
-	if paid.Load() != 1 || refused.Load() != 99 {
-		t.Errorf("%d paid, %d refused", paid.Load(), refused.Load())
+	if paid.Load() != 1 || poor.Load() != 99 {
+		t.Errorf("%d paid, %d refused", paid.Load(), poor.Load())
 	}
 	b.has(settle.Leaving, alice.Key, 3000)
 	if l := must[Ledger](t)(b.As(nodes[0]).Ledger(t.Context(), nodes[1])); l.Leaving != 3000 || l.Balance != 500 || len(l.Payouts) != 1 || l.Payouts[0].Amount != 3000 {
@@ -293,9 +293,65 @@ func TestClaimAgain(t *testing.T) {
 		t.Error("two nodes share an id")
 	}
 	_, err := b.As(n).Claim(t.Context(), Move{hashOf(1), 2001})
-	mustRefuse(t, "another amount", err, CodeBad, "id")
+	refused(t, "another amount", err, CodeBad, "id")
 	b.w.Fault(settletest.Fault{HTTP: &settletest.HTTPFault{Status: 503}})
 	_, err = b.As(n).Claim(t.Context(), Move{hashOf(2), 1000})
-	mustRefuse(t, "no chain", err, CodeNotYet, "")
+	refused(t, "no chain", err, CodeNotYet, "")
 	b.has(settle.Balance, alice.Key, 5000)
+}
+
+// TestWithdraw pays the treasury out, once, and what fails is the treasury's again.
+func TestWithdraw(t *testing.T) {
+	b := newBranch(t, 0)
+	boss, payer := b.wallet("boss", 0), b.wallet("payer", 1e9)
+	sig := b.transfer(payer, 1e6, "")
+	b.pass(40)
+	must[Ledger](t)(b.deposit(keyOf("n"), sig, payer.Key, false))
+	q := quoteOf(1, payer.Key)
+	q.Created, q.Expires = uint64(b.at.Load()), uint64(b.at.Load())+50
+	q.Amount, q.PriceRaw, q.Ref = 1e6, 500_000_000_000, 1_000_000_000
+	b.serve(q, keyOf("worker"), 2000)
+	has := must[settle.Amount](t)(b.cfg.Books.Balance(settle.Account{Kind: settle.Treasury}))
+	if has < 1000 {
+		t.Fatalf("the treasury has %d", has)
+	}
+	ctx := t.Context()
+	if _, err := b.Withdraw(ctx, hashOf(1), boss.Key, has+1); !errors.Is(err, settle.ErrFunds) {
+		t.Errorf("more than there is: %v", err)
+	}
+	var begun atomic.Int64
+	var all sync.WaitGroup
+	for i := range 20 {
+		all.Go(func() {
+			if _, err := b.Withdraw(ctx, hashOf(i), boss.Key, has/2+1); err == nil {
+				begun.Add(1)
+			} else if !errors.Is(err, settle.ErrFunds) {
+				t.Error(err)
+			}
+		})
+	}
+	all.Wait()
+	if begun.Load() != 1 {
+		t.Errorf("%d withdrawals began", begun.Load())
+	}
+	b.w.resolve(t, b.cfg.Books, b.cfg.Vault)
+	b.has(settle.Treasury, settle.Key{}, has-has/2-1)
+	b.has(settle.PaidOut, settle.Key{}, has/2+1)
+	if got := b.w.has(boss.Key); got != has/2+1 {
+		t.Errorf("%d arrived", got)
+	}
+	b.w.Fault(settletest.Fault{Path: "/a", Method: "sendTransaction", HTTP: &settletest.HTTPFault{Status: 503}})
+	p := must[Payout](t)(b.Withdraw(ctx, hashOf(99), boss.Key, 10))
+	if _, err := b.Withdraw(ctx, hashOf(99), boss.Key, 11); !errors.Is(err, ErrOtherClaim) {
+		t.Errorf("another amount: %v", err)
+	}
+	for range 20 {
+		b.pass(40)
+		b.cfg.Books.Resolve(ctx, b.cfg.Vault) // it cannot be sent until it has expired
+	}
+	if p, _, err := b.cfg.Books.Payout(p.ID); err != nil || p.Outcome != solana.Expired {
+		t.Errorf("it is %s, %v", p.Outcome, err)
+	}
+	b.has(settle.Treasury, settle.Key{}, has-has/2-1)
+	b.cfg.Books.verified(t)
 }

@@ -108,21 +108,26 @@ func (o *office) link(n settle.Node, w settletest.Wallet) {
 // earn has a node paid for a request of so many tokens, in epoch 9.
 func (o *office) earn(n settle.Node, id uint64, tokens uint64) settle.WorkPay {
 	o.Helper()
-	payer := keyOf("payer")
-	q := quoteOf(id, payer)
+	q := quoteOf(id, keyOf("payer"))
 	q.Created, q.Expires = uint64(o.at.Load()), uint64(o.at.Load())+50
-	deposit(o.T, o.cfg.Books, payer, q.Amount+settle.Amount(id))
+	deposit(o.T, o.cfg.Books, q.Owner, q.Amount+settle.Amount(id))
+	return o.serve(q, n, tokens)
+}
+
+// serve has a quote paid by its owner's balance, and answered by a node.
+func (o *office) serve(q settle.Quote, n settle.Node, tokens uint64) settle.WorkPay {
+	o.Helper()
 	s := settling(q.ID, tokens)
 	s.Work[0].Worker = n
 	must[int](o.T)(0, o.cfg.Books.Quote(q))
-	must[settle.Request](o.T)(o.cfg.Books.Debit(q.ID, payer))
+	must[settle.Request](o.T)(o.cfg.Books.Debit(q.ID, q.Owner))
 	must[settle.Request](o.T)(o.cfg.Books.Run(q.ID, uint64(o.at.Load()), 9))
 	must[settle.Request](o.T)(o.cfg.Books.End(q.ID, tokens, ""))
 	return must[settle.Outcome](o.T)(o.cfg.Books.Settle(settle.DefaultParams(), s)).Workers[0]
 }
 
-// mustRefuse checks a refusal's code and field.
-func mustRefuse(t testing.TB, name string, err error, code Code, field string) {
+// refused checks a refusal's code and field.
+func refused(t testing.TB, name string, err error, code Code, field string) {
 	t.Helper()
 	var r *Refusal
 	if !errors.As(err, &r) || r.Code != code || r.Field != field || r.Text == "" {
@@ -177,18 +182,18 @@ func TestLink(t *testing.T) {
 		{"the vault", with(func(l *Link) { l.Wallet = o.cfg.Chain.Vault().Account }), alice, CodeBad, "wallet"},
 	} {
 		_, err := do(tt.link, tt.signer)
-		mustRefuse(t, tt.name, err, tt.code, tt.field)
+		refused(t, tt.name, err, tt.code, tt.field)
 	}
 	l := good
 	l.Format, l.Signature = "v2", settle.Signature{1}
 	_, err := o.As(n).Link(t.Context(), l)
-	mustRefuse(t, "a format", err, CodeBad, "format")
+	refused(t, "a format", err, CodeBad, "format")
 	_, err = o.As(keyOf("other")).Link(t.Context(), o.linkOf(n, good, alice))
-	mustRefuse(t, "another node's link", err, CodeRights, "signature")
+	refused(t, "another node's link", err, CodeRights, "signature")
 	// For the identity as a key the signature of S = 0 holds for every message.
 	l = with(func(l *Link) { l.Wallet, l.Signature = settle.Key{1}, settle.Signature{1} })
 	_, err = o.As(keyOf("other")).Link(t.Context(), l)
-	mustRefuse(t, "a key that anybody signs for", err, CodeBad, "wallet")
+	refused(t, "a key that anybody signs for", err, CodeBad, "wallet")
 
 	off := Link{Since: testNow + 6, Format: "v0"}
 	for range 2 {
@@ -197,9 +202,9 @@ func TestLink(t *testing.T) {
 		}
 	}
 	_, err = do(with(func(l *Link) { l.Wallet, l.Since = settle.Key{}, testNow+7 }), alice)
-	mustRefuse(t, "unlinked again", err, CodeState, "wallet")
+	refused(t, "unlinked again", err, CodeState, "wallet")
 	_, err = do(good, alice)
-	mustRefuse(t, "the link of before", err, CodeBad, "since")
+	refused(t, "the link of before", err, CodeBad, "since")
 	if got, err := do(with(func(l *Link) { l.Wallet, l.Since = bob.Key, testNow+7 }), bob); err != nil || got.Wallet != bob.Key {
 		t.Errorf("the next wallet: %+v, %v", got, err)
 	}
@@ -290,25 +295,25 @@ func TestUnstake(t *testing.T) {
 	b := o.cfg.Books
 	bonded := o.earn(n, 1, 2000).Bonded
 	_, err := o.As(n).Unstake(t.Context(), Move{Amount: 1})
-	mustRefuse(t, "no id", err, CodeBad, "id")
+	refused(t, "no id", err, CodeBad, "id")
 	_, err = o.As(n).Unstake(t.Context(), Move{ID: hashOf(1)})
-	mustRefuse(t, "nothing", err, CodeBad, "amount")
+	refused(t, "nothing", err, CodeBad, "amount")
 	_, err = o.As(n).Unstake(t.Context(), Move{ID: hashOf(1), Amount: bonded + 1})
-	mustRefuse(t, "too much", err, CodeFunds, "amount")
+	refused(t, "too much", err, CodeFunds, "amount")
 	_, err = o.As(keyOf("eve")).Unstake(t.Context(), Move{ID: hashOf(1), Amount: 1})
-	mustRefuse(t, "another's", err, CodeFunds, "amount")
+	refused(t, "another's", err, CodeFunds, "amount")
 	for range 3 {
 		if l := must[Ledger](t)(o.As(n).Unstake(t.Context(), Move{hashOf(1), 10})); l.Unbonding != 10 || l.Bonded != bonded-10 {
 			t.Errorf("%+v", l)
 		}
 	}
 	_, err = o.As(n).Unstake(t.Context(), Move{hashOf(1), 11})
-	mustRefuse(t, "another amount", err, CodeBad, "id")
+	refused(t, "another amount", err, CodeBad, "id")
 	for i := range settle.MaxUnbonding - 1 {
 		must[Ledger](t)(o.As(n).Unstake(t.Context(), Move{hashOf("more", i), 1}))
 	}
 	_, err = o.As(n).Unstake(t.Context(), Move{hashOf(2), 1})
-	mustRefuse(t, "too many", err, CodeBusy, "")
+	refused(t, "too many", err, CodeBusy, "")
 	o.link(n, alice)
 	o.at.Add(int64(settle.DefaultParams().UnbondingSeconds))
 	must[int](t)(b.Mature())
@@ -331,7 +336,7 @@ func TestUnstakesAtOnce(t *testing.T) {
 			if err == nil {
 				began.Add(1)
 			} else {
-				mustRefuse(t, "one of many", err, CodeFunds, "amount")
+				refused(t, "one of many", err, CodeFunds, "amount")
 			}
 		})
 	}
@@ -380,11 +385,11 @@ func TestVerifySeesBonds(t *testing.T) {
 func TestClaimRefuses(t *testing.T) {
 	o, n := newOffice(t, nil, nil), keyOf("node")
 	claim := func(m Move) error { _, err := o.As(n).Claim(t.Context(), m); return err }
-	mustRefuse(t, "no id", claim(Move{Amount: settle.MinQuote}), CodeBad, "id")
-	mustRefuse(t, "dust", claim(Move{hashOf(1), settle.MinQuote - 1}), CodeBad, "amount")
-	mustRefuse(t, "no wallet", claim(Move{hashOf(1), settle.MinQuote}), CodeRights, "")
+	refused(t, "no id", claim(Move{Amount: settle.MinQuote}), CodeBad, "id")
+	refused(t, "dust", claim(Move{hashOf(1), settle.MinQuote - 1}), CodeBad, "amount")
+	refused(t, "no wallet", claim(Move{hashOf(1), settle.MinQuote}), CodeRights, "")
 	o.link(n, settletest.NewWallet("alice"))
-	mustRefuse(t, "no balance", claim(Move{hashOf(1), settle.MinQuote}), CodeFunds, "amount")
+	refused(t, "no balance", claim(Move{hashOf(1), settle.MinQuote}), CodeFunds, "amount")
 }
 
 func TestDepositRefusesTheMalformed(t *testing.T) {
@@ -398,10 +403,10 @@ func TestDepositRefusesTheMalformed(t *testing.T) {
 		d := good
 		change(&d)
 		_, err := o.As(keyOf("node")).Deposit(t.Context(), d)
-		mustRefuse(t, field, err, CodeBad, field)
+		refused(t, field, err, CodeBad, field)
 	}
 	_, err := o.As(keyOf("node")).Deposit(t.Context(), good)
-	mustRefuse(t, "no chain", err, CodeNotYet, "signature")
+	refused(t, "no chain", err, CodeNotYet, "signature")
 }
 
 // TestReserveBegins when all of it came in, and falls with its total.
@@ -445,7 +450,7 @@ func TestGoverned(t *testing.T) {
 		{map[string]uint64{"emission": 260_000}, 0, "values"}, {map[string]uint64{"fee": 200_000}, 5000, "epoch"}, {map[string]uint64{"floor": 90_000_000_000}, 3, "epoch"},
 	} {
 		_, err := propose(tt.values, tt.epoch)
-		mustRefuse(t, fmt.Sprint(tt.values, tt.epoch), err, CodeBad, tt.field)
+		refused(t, fmt.Sprint(tt.values, tt.epoch), err, CodeBad, tt.field)
 	}
 	p := must[Proposed](t)(propose(map[string]uint64{"fee": 200_000}, 0))
 	text := p.Texts[genesisWallet.Key.String()]
@@ -474,13 +479,13 @@ func TestGoverned(t *testing.T) {
 		{"a wrong code", Activation{p.Proposal, signed(genesisWallet), "000000"}, CodeRights, "code"},
 	} {
 		_, err := node.Activate(t.Context(), tt.a)
-		mustRefuse(t, tt.name, err, tt.code, tt.field)
+		refused(t, tt.name, err, tt.code, tt.field)
 	}
 	if got := must[Activated](t)(node.Activate(t.Context(), Activation{p.Proposal, signed(genesisWallet), code})); got != (Activated{1, 1}) {
 		t.Errorf("activated %+v", got)
 	}
 	_, err := node.Activate(t.Context(), Activation{p.Proposal, signed(genesisWallet), code})
-	mustRefuse(t, "again", err, CodeState, "proposal")
+	refused(t, "again", err, CodeState, "proposal")
 	for range 2 {
 		for epoch, want := range map[uint64]uint64{0: 150_000, 1: 200_000} {
 			if p, _, _ := o.cfg.Governor.Params(epoch); p.FeePPM != want {
@@ -498,12 +503,12 @@ func TestLockedOut(t *testing.T) {
 	s := Signature{genesisWallet.Key, "raw", settle.Signature(ed25519.Sign(genesisWallet.Private, []byte(p.Texts[genesisWallet.Key.String()])))}
 	for i := range 6 {
 		_, err := o.As(keyOf("any")).Activate(t.Context(), Activation{p.Proposal, []Signature{s}, "x"})
-		mustRefuse(t, fmt.Sprint("try ", i), err, []Code{CodeRights, CodeBusy}[i/5], "code")
+		refused(t, fmt.Sprint("try ", i), err, []Code{CodeRights, CodeBusy}[i/5], "code")
 	}
 	o.reopen()
 	code := must[string](t)(totp.GenerateCode(o.secret, o.now()))
 	_, err := o.As(keyOf("any")).Activate(t.Context(), Activation{p.Proposal, []Signature{s}, code})
-	mustRefuse(t, "after a restart", err, CodeBusy, "code")
+	refused(t, "after a restart", err, CodeBusy, "code")
 }
 
 // TestGovernStore keeps records in order, and sees a gap.

@@ -75,6 +75,7 @@ func (t *Teller) Pay(ctx context.Context, p Proof) (settle.Request, error) {
 	if r, err = t.reserve(r, p.Signature, intent{Payer: p.Payer}); err != nil {
 		return r, err
 	}
+	cut("reserved")
 	return t.prove(ctx, r, p.Payer)
 }
 
@@ -145,6 +146,7 @@ func (d *Desk) prove(ctx context.Context, r settle.Request, payer settle.Wallet)
 		cut("proved")
 		r, err = d.cfg.Books.Pay(q.ID, settle.Payment{Signature: got.Signature, Message: got.Message, Memo: q.ID.Memo(),
 			Payer: got.Owner, Amount: got.Amount, Slot: got.Slot, Time: uint64(got.Time)})
+		cut("paid")
 	}
 	switch {
 	case err == nil:

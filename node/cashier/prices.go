@@ -13,12 +13,12 @@ import (
 	"kvasird/settle"
 )
 
-// Prices follow this clock. While epoch e runs, quotes are by the record of an epoch
-// before it, at most e-1. When it is over, the record of e is made, of what was settled in
-// e, by the rules and with the reference of the epoch in which it is quoted by. The first
-// record of a model is of epoch 0, and is made when the model is first asked for. Epochs
-// in which nothing was settled have no record, unless they are the last, or governance
-// changed something after them.
+// Prices follow this clock. Record e is what epoch e is quoted by: it is made when e
+// begins, of what was settled in e-1, by the rules and the reference of e. So what is
+// settled is kept under the epoch whose price it moves, which is the next one. Record 0
+// is the first of a model, and made when it is first asked for. An epoch before whose begin
+// nothing was settled has no record, unless it is the last, or governance changed
+// something with it.
 
 // price is the record that quotes are by.
 type price struct {
@@ -123,21 +123,20 @@ func (d *Desk) firstPriceLocked(model settle.Hash, chain *market.PriceChain) err
 		Sequence: sequence, Ref: market.Reference{PerFiat: settle.Amount(p.Ref), Set: refSet}}, 0)
 }
 
-// followLocked makes the records of the epochs before now that have none.
+// followLocked makes the records that are missing until now.
 func (d *Desk) followLocked(model settle.Hash, chain *market.PriceChain, now uint64) error {
 	last, _ := chain.Last()
-	if last.State.Epoch+1 >= now {
+	if last.State.Epoch >= now {
 		return nil
 	}
 	busy, err := d.cfg.Books.doneEpochs(model)
 	if err != nil {
 		return err
 	}
-	for epoch := last.State.Epoch + 1; epoch < now; epoch++ {
-		_, before, _ := d.cfg.Governor.Params(epoch)
-		_, after, _ := d.cfg.Governor.Params(epoch + 1)
+	for epoch := last.State.Epoch + 1; epoch <= now; epoch++ {
+		_, sequence, _ := d.cfg.Governor.Params(epoch)
 		last, _ := chain.Last()
-		if busy[epoch] || after != before && after > last.Sequence || epoch == now-1 {
+		if busy[epoch] || sequence > last.Sequence || epoch == now {
 			if err := d.nextPriceLocked(model, chain, epoch); err != nil {
 				return err
 			}
@@ -146,10 +145,10 @@ func (d *Desk) followLocked(model settle.Hash, chain *market.PriceChain, now uin
 	return nil
 }
 
-// nextPriceLocked makes the record of an epoch that is over.
+// nextPriceLocked makes the record of an epoch that has begun.
 func (d *Desk) nextPriceLocked(model settle.Hash, chain *market.PriceChain, epoch uint64) error {
-	ended, _, _ := d.cfg.Governor.Params(epoch)
-	p, sequence, refSet := d.cfg.Governor.Params(epoch + 1)
+	ended, _, _ := d.cfg.Governor.Params(epoch - 1)
+	p, sequence, refSet := d.cfg.Governor.Params(epoch)
 	load, err := d.load(model, epoch, market.RulesOf(ended))
 	if err != nil {
 		return err
@@ -191,7 +190,8 @@ func shownEpochs(r market.PriceRules) uint64 {
 	return min((settle.Day+r.EpochSeconds-1)/r.EpochSeconds, 1<<10)
 }
 
-// load is what an epoch and those before it, of a day, showed of a model.
+// load is what moves the price of an epoch: what was settled in the one before, and what
+// nodes showed in a day.
 func (d *Desk) load(model settle.Hash, epoch uint64, rules market.PriceRules) (market.Load, error) {
 	first := epoch - min(epoch, shownEpochs(rules)) // epochs after it are looked at
 	usage, all := market.NewUsage(first), map[string]uint64{}
@@ -199,7 +199,7 @@ func (d *Desk) load(model settle.Hash, epoch uint64, rules market.PriceRules) (m
 		epoch uint64
 		node  settle.Node
 	}
-	sums := map[at]uint64{} // what a node did in an epoch, in thousandths of a token
+	sums := map[at]uint64{} // of a node, in thousandths of a token
 	err := d.cfg.Books.eachDone(model, func(e uint64, w done) error {
 		if e <= first || e > epoch {
 			return nil

@@ -36,6 +36,7 @@ func (t *Teller) Run(_ context.Context, id settle.QuoteID) (Started, error) {
 	if err != nil {
 		return Started{}, explained("quote", err)
 	}
+	cut("runs")
 	return Started{r, t.seed(r)}, nil
 }
 
@@ -63,7 +64,9 @@ func (t *Teller) End(_ context.Context, e Ended) (Settled, error) {
 	if err != nil {
 		return Settled{}, err
 	}
+	cut("ends")
 	out, err := t.conclude(e, work)
+	cut("ended")
 	if errors.Is(err, ErrSettled) { // another call was faster
 		if old, ok, err := t.cfg.Books.kept(e.ID); err != nil || ok {
 			return old.again(e), errors.Join(err, old.same(e))
@@ -355,7 +358,7 @@ func (p page) show(model settle.Hash, w settle.Work, parts []settle.Part, second
 	return p.save(shownKey(model, w.Worker), s)
 }
 
-// done notes what moves the price: it counts in the epoch in which it is settled.
+// done notes what moves the price of the next epoch.
 func (p page) done(model settle.Hash, k keeping) error {
 	shares, _, err := settle.Shares(k.parts, k.request.Tokens, k.work)
 	if err != nil {
@@ -366,7 +369,7 @@ func (p page) done(model settle.Hash, k keeping) error {
 		i := slices.IndexFunc(k.work, func(w settle.Work) bool { return w.Worker == s.Worker })
 		w.Workers = append(w.Workers, doneBy{s.Worker, uint64(s.Share), k.among[i]})
 	}
-	return p.save(append(modelKey('u', model, k.epoch), k.ended.ID[:]...), w)
+	return p.save(append(modelKey('u', model, k.epoch+1), k.ended.ID[:]...), w)
 }
 
 // mulDiv is a·b/c, or the greatest number where that does not fit.

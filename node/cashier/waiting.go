@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"time"
 
 	"kvasird/node/kv"
 	"kvasird/settle"
@@ -14,10 +15,10 @@ import (
 // For how long a request waits for its next step, in seconds. What it waits for is
 // written down with its state, and done by Desk.Tick.
 const (
-	keptQuote    = 3600 // an expired quote is forgotten then
-	keptReserved = 3600 // after the quote's end: a signature that no chain has seen is let go
-	keptPaid     = 3600 // a paid request that nobody starts gives all back
-	leaseAtLeast = 600  // a running one that nobody ends too
+	keptQuote    = 3600        // an expired quote is forgotten then
+	keptReserved = lateSeconds // after the quote's end: a signature that no chain has seen is let go
+	keptPaid     = 3600        // a paid request that nobody starts gives all back
+	leaseAtLeast = 600         // a running one that nobody ends too
 	leaseAtMost  = 6 * settle.Hour
 )
 
@@ -44,7 +45,7 @@ func (p page) watch(r settle.Request, now uint64) error {
 	case settle.Open:
 		at = r.Quote.Expires + keptQuote
 	case settle.Reserved:
-		at = max(now, r.Lease) + askAgain
+		at = max(now, r.Lease) + askAgain + (now-min(now, r.Quote.Created))/4 // the longer nobody knows it, the seldomer
 	case settle.Paid:
 		at = now + keptPaid
 	case settle.Running:
@@ -108,8 +109,13 @@ func (b *Books) did(all []due, now uint64) error {
 	})
 }
 
+// collectFor is how long one Tick asks the chain about reserved requests, at most.
+const collectFor = 30 * time.Second
+
 // collect does what is due about requests.
 func (d *Desk) collect(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, collectFor)
+	defer cancel()
 	now := d.cfg.Books.seconds()
 	all, err := d.cfg.Books.dueBy(now)
 	if err != nil {

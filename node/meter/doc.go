@@ -17,9 +17,10 @@
 //     after it was started again, so that it never says two things;
 //   - pools and counts are bounded, whatever drafts, canaries and failed answers leave.
 //
-// Not counted are hedged losers, failed calls, retries, and canaries of workers. Not drawn
-// is the last token of an answer, which is drawn and never computed: with rounding that is
-// the rest of a request, unless drafts that were not accepted make up for it.
+// Not counted are hedged losers, failed calls, retries, and canaries of workers. Nobody
+// computes the last token of an answer, nor the last layer's experts for the tokens of a
+// prompt but its last: with rounding that is the rest of a request, unless drafts that were
+// not accepted make up for it. A stage is counted whole rows of its window.
 //
 // Concurrency: everything is safe for concurrent use. Counting holds one lock for some
 // additions and waits for nobody.

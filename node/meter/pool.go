@@ -30,9 +30,12 @@ func newPool(m *Model, self string, now func() time.Time) *Pool {
 	return &Pool{self: self, now: now, accounts: newAccounts(m, min(settle.MaxWorkers, mostLines/len(m.parts)))}
 }
 
-// Own adds rows that this node served itself, computed or from its cache: of the dense
-// parts, and of the experts where those are here.
+// Own adds rows that this node served itself: of the dense parts, and of the experts where
+// those are here, or the rows were in its cache.
 func (p *Pool) Own(rows int, experts bool) {
+	if rows <= 0 {
+		return
+	}
 	m := p.accounts.model
 	p.add(p.self, func(put func(int, uint64)) {
 		all := gguf.Range{End: m.layers}
@@ -40,14 +43,6 @@ func (p *Pool) Own(rows int, experts bool) {
 		if experts {
 			m.eachExpert(all, func(part int) { put(part, uint64(rows)*m.parts[part].PerToken) })
 		}
-	})
-}
-
-// Cached adds the experts of rows whose result this node had in its cache.
-func (p *Pool) Cached(rows int) {
-	m := p.accounts.model
-	p.add(p.self, func(put func(int, uint64)) {
-		m.eachExpert(gguf.Range{End: m.layers}, func(part int) { put(part, uint64(rows)*m.parts[part].PerToken) })
 	})
 }
 

@@ -58,8 +58,8 @@ func TestDraw(t *testing.T) {
 			p.Window(peerOf("b"), window(1, 3), 7)
 		}, 8, map[string][]settle.Line{"a": lines(0, 7, 1, 7, 2, 28), "b": lines(3, 7, 5, 7, 6, 28, 7, 7)}},
 		{"from the cache", func(p *Pool) {
-			p.Own(4, false)
-			p.Cached(3)
+			p.Own(1, false)
+			p.Own(3, true)
 			p.Pairs(peerOf("a"), 0, 4)
 		}, 4, map[string][]settle.Line{"entry": lines(0, 4, 1, 4, 2, 12, 3, 4, 5, 4, 6, 12, 7, 4), "a": lines(2, 4)}},
 		{"layers that there are not, peers without a key", func(p *Pool) {

@@ -19,7 +19,6 @@ import (
 
 const (
 	answerTime   = 10 * time.Second // for a question to come and its answer to go
-	atOnce       = 32               // questions that are answered at a time
 	mostRequests = 1024             // of which is known who was signed what
 	mostAskers   = 8                // about one request
 )
@@ -51,7 +50,6 @@ type SignerConfig struct {
 type Signer struct {
 	cfg  SignerConfig
 	self settle.Node
-	room chan struct{} // a token for each question that is answered
 
 	mu     sync.Mutex // guards counts
 	counts map[string]*Counts
@@ -79,7 +77,7 @@ func NewSigner(cfg SignerConfig) (*Signer, error) {
 	if cfg.Keep == nil {
 		return nil, errors.New("meter: a signer needs a place to keep what it signed")
 	}
-	s := &Signer{cfg: cfg, room: make(chan struct{}, atOnce), counts: map[string]*Counts{}, signed: map[settle.QuoteID]*signed{}}
+	s := &Signer{cfg: cfg, counts: map[string]*Counts{}, signed: map[settle.QuoteID]*signed{}}
 	var err error
 	s.self, err = ownNode(cfg.Self, cfg.Key)
 	return s, err
@@ -106,15 +104,11 @@ func (s *Signer) Counts(m *Model) *Counts {
 	return c
 }
 
-// Serve answers the question of a peer, and does not close the connection.
+// Serve answers the question of a peer, and does not close the connection. How many a peer
+// asks at a time is bounded by the streams that the host lets it have; one that does not
+// come, or does not read, holds up nobody else.
 func (s *Signer) Serve(peerID string, c Conn) error {
 	c.SetDeadline(time.Now().Add(answerTime))
-	select {
-	case s.room <- struct{}{}:
-		defer func() { <-s.room }()
-	default:
-		return s.refuse(c, errors.New("too many others ask now: come again"))
-	}
 	f, err := p2p.NewFrameReader(c, maxAsk).Next()
 	if err != nil {
 		return fmt.Errorf("ask: %w", err)

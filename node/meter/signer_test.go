@@ -212,24 +212,30 @@ func TestSignerRefuses(t *testing.T) {
 	}
 }
 
-// TestSignerIsBusy: questions that do not come hold up so many others, and no more.
-func TestSignerIsBusy(t *testing.T) {
+// TestSilentAskers: those who open a stream and say nothing, and who do not read, hold up nobody.
+func TestSilentAskers(t *testing.T) {
 	s := newTestSigner(t, "w", newMemory())
-	for range atOnce {
+	s.Counts(testModel()).Pairs(peerOf("entry"), 0, 100)
+	for i := range 50 {
 		near, far := net.Pipe()
 		done := make(chan error, 1)
 		go func() { done <- s.Serve(peerOf("entry"), far) }()
-		t.Cleanup(func() { near.Close(); <-done })
+		if i%2 == 0 {
+			q := about(settle.QuoteID{1, byte(i)}, lines(2, 1))
+			if err := p2p.NewFrameWriter(near, maxAsk).Write(p2p.Frame{Type: frameAsk, Payload: encodeAsk(q)}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		defer func() {
+			near.Close()
+			if err := <-done; err == nil {
+				t.Error("served nobody")
+			}
+		}()
 	}
-	for len(s.room) < atOnce {
-		time.Sleep(time.Millisecond)
-	}
-	near, far := net.Pipe()
-	defer near.Close()
-	go s.Serve(peerOf("entry"), far)
-	f, err := p2p.NewFrameReader(near, maxAnswer).Next()
-	if err != nil || f.Type != frameRefused || !strings.Contains(string(f.Payload), "too many") {
-		t.Errorf("%v %q, %v", f.Type, f.Payload, err)
+	began := time.Now()
+	if _, _, err := asks(t, s, "entry", about(testRequest, lines(2, 1))); err != nil || time.Since(began) > answerTime/2 {
+		t.Errorf("%v after %v", err, time.Since(began))
 	}
 }
 

@@ -19,8 +19,8 @@ import (
 const (
 	// MaxPartial is in bytes: the most that a transaction before version 1 has.
 	MaxPartial = 1232
-	maxUnits   = 400_000   // compute units
-	maxPrice   = 1_000_000 // 10⁻⁶ lamports per unit, so 0.0004 SOL at most
+	maxUnits   = 400_000 // compute units
+	maxPrice   = 100_000 // 10⁻⁶ lamports per unit, so 0.00004 SOL at most
 )
 
 // The programs that a transaction may call beside the token's. Lighthouse has assertions,
