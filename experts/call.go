@@ -92,9 +92,10 @@ type run struct {
 	d       *Dispatcher
 	call    *Call
 	program *program
-	only    *session // nobody else is asked; nil: whoever is best
-	via     *routes  // instead of the program's; with only
-	except  *session // is not asked
+	only    *session    // nobody else is asked; nil: whoever is best
+	via     *routes     // instead of the program's; with only
+	except  *session    // is not asked
+	seed    *place.Seed // that replicas are drawn by; nil: whoever is soonest
 
 	planner place.Planner
 	peers   []place.Peer
@@ -105,6 +106,7 @@ type run struct {
 	here    []int32 // pairs for the local kernel
 	parts   []*part // asked and not collected
 	free    []*part
+	shares  []share // of Call.Out, by who filled it; kept only where Config.Served wants to know
 	late    []*part // scratch of collect: to be hedged
 	lost    []int32 // scratch of collect
 	race    race
@@ -191,9 +193,9 @@ func (r *run) watch(ctx context.Context) {
 }
 
 func (r *run) compute(ctx context.Context, p *program, call *Call) error {
-	r.call, r.program = call, p
+	r.call, r.program, r.seed = call, p, r.d.draws.now.Load()
 	r.busy, r.reasons, r.missing, r.localFailed = r.busy[:0], r.reasons[:0], time.Time{}, false
-	r.race.on, r.pending = false, r.pending[:0]
+	r.race.on, r.pending, r.shares = false, r.pending[:0], r.shares[:0]
 	for i := range call.IDs {
 		r.pending = append(r.pending, int32(i))
 	}
@@ -209,6 +211,7 @@ func (r *run) compute(ctx context.Context, p *program, call *Call) error {
 		}
 		switch {
 		case len(r.pending) == 0 && len(r.parts) == 0:
+			r.tellServed()
 			return nil
 		case len(r.pending) > 0 && r.missing.IsZero():
 			r.missing = now
@@ -323,6 +326,8 @@ func (r *run) collect() time.Time {
 		}
 		if p.err != nil {
 			r.failed(p, lost, now)
+		} else {
+			r.share(p.s.peer, p.filled)
 		}
 		r.recycle(p)
 		return true

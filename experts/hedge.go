@@ -152,6 +152,8 @@ func (r *run) endRaces(now time.Time) {
 		}
 		if p.revoke() {
 			r.outrun(p, now)
+		} else if p.err == nil {
+			r.share(p.s.peer, p.filled)
 		}
 		r.lost = r.race.settle(p, r.lost[:0])
 		r.recycle(p)

@@ -28,6 +28,7 @@ type part struct {
 	alarm    time.Time // when the run looks after it: when it is late, half way to the deadline, there
 	half     time.Time // half way to the deadline; zero once it was late
 	probe    uint64    // heartbeat sent on its behalf; 0: none
+	filled   int       // pairs of Call.Out that it filled; set before done
 	twin     bool      // asked because another part was late
 
 	mu     sync.Mutex  // held by the reader while it fills Call.Out; guards hedged
@@ -55,7 +56,7 @@ func (p *part) send(now time.Time) error {
 	wait = max(cfg.MinDeadline, min(cfg.MaxDeadline, wait))
 	late = min(wait/2, max(cfg.MinHedge, late))
 	p.sent, p.alarm, p.half, p.deadline, p.probe = now, now.Add(late), now.Add(wait/2), now.Add(wait), 0
-	p.err = nil
+	p.err, p.filled = nil, 0
 	p.done.Store(false)
 
 	s.mu.Lock()
@@ -126,6 +127,7 @@ func (p *part) fill(payload []byte) error {
 			continue
 		}
 		copy(c.Out[int(pair)*c.OutWidth:][:c.OutWidth], out[i*c.OutWidth:])
+		p.filled++
 	}
 	return nil
 }

@@ -32,6 +32,26 @@ func (t *tally) layers() []LayerRows {
 	return list
 }
 
+// share is pairs of a call that one worker computed.
+type share struct {
+	peer  string // "": the backbone's own copy
+	pairs int
+}
+
+// share notes pairs that were accepted into the output of the call.
+func (r *run) share(peer string, pairs int) {
+	if r.d.cfg.Served != nil && r.only == nil && pairs > 0 {
+		r.shares = append(r.shares, share{peer, pairs})
+	}
+}
+
+// tellServed tells who computed a call that is complete.
+func (r *run) tellServed() {
+	for _, s := range r.shares {
+		r.d.cfg.Served(s.peer, r.call.Layer, s.pairs)
+	}
+}
+
 // tallyLocked is the tally of a peer. Dispatcher.mu is held.
 func (d *Dispatcher) tallyLocked(peer string) *tally {
 	t := d.tallies[peer]

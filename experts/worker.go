@@ -38,6 +38,10 @@ type WorkerConfig struct {
 	// not wait, and does not call the Worker. nil: everyone may.
 	Admit func(peer string) error
 
+	// Computed is told of the pairs of a peer that were computed and whose answer is about to go, one
+	// call or several at a time. It does not wait. nil: nobody is told.
+	Computed func(peer string, layer, pairs int)
+
 	MaxRows      int // rows per call: 4096
 	MaxPairs     int // pairs per call: 4096
 	SessionQueue int // calls of one session that are not answered yet: 64

@@ -211,7 +211,7 @@ func (w *Worker) answer(err error) {
 			j.fail(&RemoteError{CodeKernel, err.Error()})
 			continue
 		}
-		w.counted(j.program, len(j.call.row))
+		w.counted(j.session, j.program, len(j.call.row))
 		j.session.post(outFrame{typ: frameReply, id: j.id, pooled: j.reply})
 		j.release()
 	}
@@ -227,9 +227,12 @@ func (j *job) fail(e *RemoteError) {
 	j.release()
 }
 
-// counted records a call that was computed.
-func (w *Worker) counted(p *workerProgram, pairs int) {
+// counted records a call of a session that was computed.
+func (w *Worker) counted(s *workerSession, p *workerProgram, pairs int) {
 	w.count.calls.Add(1)
+	if w.cfg.Computed != nil {
+		w.cfg.Computed(s.peer, p.layer, pairs)
+	}
 	if p.layer < countedLayers {
 		w.rows[p.layer].Add(uint64(pairs))
 	}

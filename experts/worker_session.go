@@ -201,7 +201,7 @@ func (s *workerSession) inline(id uint64, p *workerProgram, c *callFrame) error 
 		text := putError(nil, CodeKernel, err.Error())
 		return s.link.w.Write(p2p.Frame{Type: frameError, ID: id, Payload: text})
 	}
-	s.w.counted(p, len(c.row))
+	s.w.counted(s, p, len(c.row))
 	s.w.count.batches.Add(1)
 	return s.link.w.Send(frameReply, 0, id)
 }

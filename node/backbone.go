@@ -67,7 +67,7 @@ func (n *Node) openBackbone(ctx context.Context, file *modelFile) error {
 		return err
 	}
 	if remote {
-		if b.dispatch, err = openDispatch(n.rt, n.cfg, file, n.host, ownCopy, n.log); err != nil {
+		if b.dispatch, err = n.openDispatch(file, ownCopy, n.metering.pairs(file.id, file.Model)); err != nil {
 			return err
 		}
 		n.onStop(b.dispatch.Close)
@@ -80,7 +80,7 @@ func (n *Node) openBackbone(ctx context.Context, file *modelFile) error {
 		return err
 	}
 	n.onStop(b.model.Close)
-	if err := b.openComputer(n.cfg, n.log); err != nil {
+	if err := b.openComputer(n.cfg, n.metering.own(file.id, file.Model, !remote), n.log); err != nil {
 		return err
 	}
 	n.onStop(b.Close)
@@ -91,16 +91,17 @@ func (n *Node) openBackbone(ctx context.Context, file *modelFile) error {
 	return n.answers.set(file.id, n.served(b))
 }
 
-// openComputer makes what the model is for: text, or embeddings.
-func (b *backbone) openComputer(cfg Config, log *slog.Logger) (err error) {
+// openComputer makes what the model is for: text, or embeddings. served is told of its
+// rows; nil: nobody is.
+func (b *backbone) openComputer(cfg Config, served func(computed, cached int), log *slog.Logger) (err error) {
 	context := cfg.Model.Context / cfg.Model.Sequences
 	if b.file.Pooling() != gguf.NoPooling {
-		b.embedder, err = engine.OpenEmbedder(engine.EmbedConfig{Model: b.model, Context: context, Threads: cfg.Threads})
+		b.embedder, err = engine.OpenEmbedder(engine.EmbedConfig{Model: b.model, Context: context, Threads: cfg.Threads, Served: served})
 		b.computer = b.embedder
 		return err
 	}
 	b.engine, err = engine.Open(engine.Config{
-		Model: b.model, Context: context, Sequences: cfg.Model.Sequences, Threads: cfg.Threads, Logger: log,
+		Model: b.model, Context: context, Sequences: cfg.Model.Sequences, Threads: cfg.Threads, Logger: log, Served: served,
 	})
 	b.computer = b.engine
 	return err
@@ -372,6 +373,7 @@ func (d engineDoor) StartExtra(ctx context.Context, req gateway.Request, extra g
 }
 
 func (b *backbone) generate(ctx context.Context, req engine.Request, extra engine.Extra) (generation, error) {
+	b.dispatch.drawFor(ctx)
 	g, err := b.engine.StartExtra(ctx, req, extra)
 	if err != nil {
 		return nil, err

@@ -3,7 +3,6 @@ package node
 import (
 	"context"
 	"fmt"
-	"log/slog"
 	"net"
 	"slices"
 	"sync"
@@ -99,7 +98,9 @@ type dispatchPart struct {
 	counted [][]uint64 // pairs by layer and expert that the meter has
 }
 
-func openDispatch(rt *ggml.Runtime, cfg Config, m *modelFile, host *p2p.Host, ownCopy bool, log *slog.Logger) (*dispatchPart, error) {
+// openDispatch begins to have experts computed by workers. served is told by whom; nil:
+// nobody is.
+func (n *Node) openDispatch(m *modelFile, ownCopy bool, served func(peerID string, layer, pairs int)) (*dispatchPart, error) {
 	shape, err := market.ShapeOf(m.Model)
 	if err != nil {
 		return nil, err
@@ -110,7 +111,7 @@ func openDispatch(rt *ggml.Runtime, cfg Config, m *modelFile, host *p2p.Host, ow
 	}
 	var local *experts.Local
 	if ownCopy {
-		k, err := rt.NewKernel(ggml.KernelConfig{Device: cfg.Device, Threads: cfg.Threads})
+		k, err := n.rt.NewKernel(ggml.KernelConfig{Device: n.cfg.Device, Threads: n.cfg.Threads})
 		if err != nil {
 			return nil, err
 		}
@@ -126,11 +127,11 @@ func openDispatch(rt *ggml.Runtime, cfg Config, m *modelFile, host *p2p.Host, ow
 		local = &experts.Local{Kernel: k, Slices: wireSlices(held)}
 	}
 	d.Dispatcher, err = experts.NewDispatcher(experts.Config{
-		Model: experts.ModelID(m.id.String()), Dialer: laneDialer{host, m.id}, Local: local,
-		CoverageWait: cfg.CoverageWait(), Logger: log,
+		Model: experts.ModelID(m.id.String()), Dialer: laneDialer{n.host, m.id}, Local: local,
+		CoverageWait: n.cfg.CoverageWait(), Logger: n.log, Served: served,
 		Fault: func(id string, reason error) {
 			if p, err := peer.Decode(id); err == nil {
-				host.Blame(p, p2p.WrongData, reason.Error())
+				n.host.Blame(p, p2p.WrongData, reason.Error())
 			}
 		},
 	})

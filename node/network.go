@@ -22,6 +22,10 @@ const (
 	networkSuffix     = ".toml"
 	authoritySuffix   = ".authority.key" // signs tickets and revocations
 	revocationsSuffix = ".revocations"   // the newest list that was made here
+
+	// In a network with a token, the secret of the authenticator, sealed, and what opens it.
+	authenticatorSuffix    = ".authenticator"
+	authenticatorKeySuffix = ".authenticator.key"
 )
 
 // ownTicketTime is how long a ticket is good that the authority's machine gives
@@ -60,6 +64,9 @@ func ReadNetwork(file string) (*p2p.Genesis, error) {
 	var unknown *p2p.UnknownKeyError
 	if errors.As(err, &unknown) {
 		return nil, fmt.Errorf("network file %s:%w%s", file, err, Suggest(unknown.Key, p2p.GenesisKeys))
+	}
+	if err == nil {
+		_, err = readToken(g)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("network file %s: %w", file, err)

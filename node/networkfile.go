@@ -33,6 +33,10 @@ type NewNetwork struct {
 	Bootstrap []string // multiaddrs with /p2p/ID
 	Relays    []string
 	Out       string // "": NAME.toml
+
+	Token  []string // KEY=VALUE of the token section or of its parameters; none: no token
+	Devnet bool     // a network to try things in
+	Data   string   // state folder of the node here, which settles unless Token names another; "": the default one
 }
 
 // CreateNetwork writes the network file and, unless the network is open, the key
@@ -67,10 +71,16 @@ func CreateNetwork(opts NewNetwork, w io.Writer) error {
 	if err != nil {
 		return err
 	}
+	uri := ""
+	if g.Token != nil {
+		if uri, err = createAuthenticator(opts.Out, g); err != nil {
+			return err
+		}
+	}
 	if err := writeNew(opts.Out, g.String()); err != nil {
 		return err
 	}
-	return writeNextSteps(w, opts.Out, g)
+	return errors.Join(writeNextSteps(w, opts.Out, g), writeAuthenticator(w, opts.Out, uri))
 }
 
 // newGenesis checks everything in opts. With "" as authority it is a draft of a
@@ -92,9 +102,15 @@ func newGenesis(opts NewNetwork, authority peer.ID) (*p2p.Genesis, error) {
 		g.TargetReplicas = opts.Replicas
 	}
 	g.Models = opts.Models
+	if g.Token, err = newToken(opts); err != nil {
+		return nil, err
+	}
 	g.Contact = p2p.Contact{Bootstrap: opts.Bootstrap, Relays: opts.Relays}
 	// What the file says is checked as the file will be.
-	return p2p.ParseGenesis([]byte(g.String()))
+	if g, err = p2p.ParseGenesis([]byte(g.String())); err == nil {
+		_, err = readToken(g)
+	}
+	return g, err
 }
 
 // writeNew writes a file that others may read and that is not there yet.
@@ -155,6 +171,7 @@ func ShowNetwork(file string, w io.Writer) error {
 	}
 	fmt.Fprintf(&b, "created     %s\nreplicas    %d wanted of every expert\nmodels      %s\nbootstrap   %s\nrelays      %s\n",
 		g.Created.Format(time.DateTime), g.TargetReplicas, list(g.Models, "any"), list(g.Contact.Bootstrap, "none"), list(g.Contact.Relays, "none"))
+	showToken(&b, g)
 	if g.Authority != "" {
 		list, err := g.ReadRevocations(beside(file, revocationsSuffix))
 		switch {

@@ -18,6 +18,7 @@ import (
 	"kvasird/node/api"
 	"kvasird/node/carry"
 	"kvasird/node/gateway"
+	"kvasird/node/meter"
 	"kvasird/p2p"
 	"kvasird/p2p/fetch"
 
@@ -55,6 +56,8 @@ type Node struct {
 	file    *modelFile
 	host    *p2p.Host
 	workers *workers // roles worker and volunteer; empty for others
+
+	metering *metering // in a network with a token; else nil, which counts nothing
 
 	store    *store.Store             // in a network with a file
 	weights  *weights                 // likewise
@@ -132,6 +135,9 @@ func (n *Node) start(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	if err := n.openMetering(identity); err != nil {
+		return err
+	}
 	if n.rt, err = ggml.Open(ggml.Config{Logger: n.log}); err != nil {
 		return err
 	}
@@ -154,6 +160,7 @@ func (n *Node) start(ctx context.Context) error {
 		n.onStop(n.file.Close)
 	}
 	n.workers = newWorkers(n.rt, n.cfg, n.log)
+	n.workers.meters = n.metering
 	n.onStop(n.workers.Close)
 	if n.cfg.Has(RoleWorker) {
 		held, err := n.file.slices(n.cfg.Slices)
@@ -204,6 +211,9 @@ func (n *Node) startHost(identity p2p.Identity) error {
 	n.onStop(n.host.Close)
 	n.onStop(n.workers.closeWorkers) // answers what was sent, while there is a host
 	n.workers.admit = n.admit
+	if err := n.serveMetering(); err != nil {
+		return err
+	}
 	n.workers.served = n.say
 	return n.host.HandleStream(expertsProtocol, n.workers.serve)
 }
@@ -223,6 +233,12 @@ func (n *Node) hostConfig(identity p2p.Identity) (p2p.Config, error) {
 		return cfg, nil
 	}
 	cfg.Protocols = append(cfg.Protocols, fetch.Protocol, ringProtocol, carry.Protocol)
+	if n.cfg.Genesis.Token != nil {
+		cfg.Protocols = append(cfg.Protocols, pricesProtocol)
+	}
+	if n.metering != nil {
+		cfg.Protocols = append(cfg.Protocols, meter.Protocol)
+	}
 	cfg.DHT, cfg.MDNS = true, n.cfg.MDNS == "on"
 	cfg.Reach, cfg.Relay, cfg.Announce = p2p.Reach(n.cfg.Reach), n.cfg.Has(RoleRelay), n.cfg.Tell
 	cfg.Remember = filepath.Join(n.cfg.Data, "peers.json")

@@ -84,7 +84,7 @@ func (v *volunteer) size(id gguf.ModelID, g *gguf.Model) error {
 	if v.sizes[id] != nil {
 		return nil
 	}
-	part, err := v.workers.open(id)
+	part, err := v.workers.open(id, g)
 	if err != nil {
 		return err
 	}

@@ -29,6 +29,7 @@ type workers struct {
 	log    *slog.Logger
 	admit  func(id peer.ID) error      // nil: everybody who passed the hello
 	served func(models []gguf.ModelID) // told which models have experts here, when that changes
+	meters *metering                   // counts what is computed; may be nil
 	limit  int64                       // bytes of experts where they lie; 0: none
 
 	limitKey string // the setting that limit is
@@ -52,7 +53,7 @@ type workerPart struct {
 }
 
 // open returns the part for a model, without slices when it is new.
-func (ws *workers) open(id gguf.ModelID) (*workerPart, error) {
+func (ws *workers) open(id gguf.ModelID, g *gguf.Model) (*workerPart, error) {
 	ws.mu.Lock()
 	defer ws.mu.Unlock()
 	if w := ws.parts[id]; w != nil {
@@ -63,7 +64,7 @@ func (ws *workers) open(id gguf.ModelID) (*workerPart, error) {
 		return nil, err
 	}
 	w := &workerPart{id: id, kernel: k}
-	cfg := experts.WorkerConfig{Model: experts.ModelID(id.String()), Kernel: k, Logger: ws.log}
+	cfg := experts.WorkerConfig{Model: experts.ModelID(id.String()), Kernel: k, Computed: ws.meters.computed(id, g), Logger: ws.log}
 	if ws.admit != nil {
 		cfg.Admit = func(id string) error {
 			p, err := peer.Decode(id)
@@ -97,7 +98,7 @@ func (ws *workers) bytes() (n int64) {
 
 // add loads a slice and offers it to those who have it computed.
 func (ws *workers) add(ctx context.Context, id gguf.ModelID, g *gguf.Model, s gguf.Slice) error {
-	w, err := ws.open(id)
+	w, err := ws.open(id, g)
 	if err != nil {
 		return err
 	}
@@ -125,7 +126,7 @@ func (ws *workers) add(ctx context.Context, id gguf.ModelID, g *gguf.Model, s gg
 
 // addAll loads slices, which may overlap, as one.
 func (ws *workers) addAll(m *modelFile, held []gguf.Slice) error {
-	w, err := ws.open(m.id)
+	w, err := ws.open(m.id, m.Model)
 	if err != nil {
 		return err
 	}
@@ -176,7 +177,7 @@ func (ws *workers) rows() []experts.LayerRows {
 // remove gives experts up: the dispatchers are told first. What else was loaded
 // together with them goes on being served.
 func (ws *workers) remove(ctx context.Context, id gguf.ModelID, g *gguf.Model, s gguf.Slice) error {
-	w, err := ws.open(id)
+	w, err := ws.open(id, g)
 	if err != nil {
 		return err
 	}

@@ -29,6 +29,8 @@ import (
 //	target_replicas = 2                 # 1 to 16; left out: 2
 //	models = []                         # model ids that volunteers hold; none: any
 //
+//	[token]                             # left out: nothing is paid here; see Token
+//
 //	[contact]
 //	bootstrap = []                      # multiaddrs with /p2p/ID to come in by
 //	relays = []
@@ -41,8 +43,9 @@ import (
 //
 //	hashed: 1 version, uint    2 name, text        3 admission, text   4 authority, bytes
 //	        5 created, unix s  6 nonce, 16 bytes   7 target_replicas   8 models, sorted texts
+//	        9 token, see Token
 //
-// 4 and 8 are left out when they are empty. Keys are only ever added, and left out while
+// 4, 8 and 9 are left out when they are empty. Keys are only ever added, and left out while
 // they are empty, so that the id of an older file stays.
 const (
 	genesisVersion = 1
@@ -77,6 +80,7 @@ type Genesis struct {
 	Nonce          [16]byte  // tells networks of one name apart
 	TargetReplicas int       // holders wanted of every expert
 	Models         []string  // model ids that volunteers keep to, sorted; none: any model
+	Token          *Token    // nil: nothing is paid
 	Contact        Contact
 }
 
@@ -97,6 +101,7 @@ type genesisFile struct {
 	Nonce          string      `toml:"nonce"`
 	TargetReplicas *int        `toml:"target_replicas"`
 	Models         []string    `toml:"models"`
+	Token          *tokenFile  `toml:"token"`
 	Contact        contactFile `toml:"contact"`
 }
 
@@ -109,6 +114,8 @@ type contactFile struct {
 // GenesisKeys are the dotted names of all keys of a network file.
 var GenesisKeys = []string{
 	"version", "name", "admission", "authority", "created", "nonce", "target_replicas", "models",
+	"token", "token.mint", "token.token_program", "token.decimals", "token.cluster", "token.vault_owner", "token.settlement",
+	"token.wallets", "token.threshold", "token.devnet", "token.operators", "token.first_price", "token.parameters",
 	"contact", "contact.bootstrap", "contact.relays", "contact.members",
 }
 
@@ -132,6 +139,8 @@ type genesisCBOR struct {
 	Nonce          []byte   `cbor:"6,keyasint"`
 	TargetReplicas uint     `cbor:"7,keyasint"`
 	Models         []string `cbor:"8,keyasint,omitempty"`
+
+	Token *tokenCBOR `cbor:"9,keyasint,omitempty"`
 }
 
 var (
@@ -208,6 +217,9 @@ func (f *genesisFile) genesis() (*Genesis, error) {
 		}
 		g.Contact.Members = append(g.Contact.Members, id)
 	}
+	if g.Token, err = f.Token.token(); err != nil {
+		return nil, err
+	}
 	return g, g.check()
 }
 
@@ -239,6 +251,9 @@ func (g *Genesis) check() error {
 		if i > 0 && g.Models[i-1] == m {
 			return fmt.Errorf("models: %q is there twice", m)
 		}
+	}
+	if err := g.Token.check(); err != nil {
+		return err
 	}
 	if err := checkContacts("contact.bootstrap", g.Contact.Bootstrap); err != nil {
 		return err
@@ -276,12 +291,16 @@ func (g *Genesis) hashed() []byte {
 	return must(encMode.Marshal(genesisCBOR{
 		Version: genesisVersion, Name: g.Name, Admission: string(g.Admission), Authority: []byte(g.Authority),
 		Created: g.Created.Unix(), Nonce: g.Nonce[:], TargetReplicas: uint(g.TargetReplicas), Models: g.Models,
+		Token: g.Token.hashed(),
 	}))
 }
 
+// Hash is what the network id has the beginning of, and records of money are bound to.
+func (g *Genesis) Hash() [32]byte { return blake3.Sum256(g.hashed()) }
+
 // ID is the network id, a part of every protocol id, topic and signature.
 func (g *Genesis) ID() string {
-	sum := blake3.Sum256(g.hashed())
+	sum := g.Hash()
 	return g.Name + "-" + hex.EncodeToString(sum[:10])
 }
 
@@ -297,6 +316,7 @@ func (g *Genesis) String() string {
 	fmt.Fprintf(&b, "created = %q\nnonce = %q\n", g.Created.Format(genesisTime), hex.EncodeToString(g.Nonce[:]))
 	fmt.Fprintf(&b, "target_replicas = %d # nodes wanted for every expert\n", g.TargetReplicas)
 	writeList(&b, "models", g.Models, "model ids that volunteers keep to; none: any")
+	g.Token.write(&b)
 	b.WriteString("\n# How to find the others. Each node may change its copy: the id stays.\n[contact]\n")
 	writeList(&b, "bootstrap", g.Contact.Bootstrap, "addresses with /p2p/ID to come in by")
 	writeList(&b, "relays", g.Contact.Relays, "addresses with /p2p/ID of relays")

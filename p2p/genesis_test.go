@@ -183,6 +183,11 @@ func TestGenesisKeys(t *testing.T) {
 	var want []string
 	for f := range reflect.TypeFor[genesisFile]().Fields() {
 		want = append(want, f.Tag.Get("toml"))
+		if f.Name == "Token" {
+			for f := range reflect.TypeFor[tokenFile]().Fields() {
+				want = append(want, "token."+f.Tag.Get("toml"))
+			}
+		}
 	}
 	for f := range reflect.TypeFor[contactFile]().Fields() {
 		want = append(want, "contact."+f.Tag.Get("toml"))
@@ -196,6 +201,9 @@ func FuzzGenesis(f *testing.F) {
 	g := testGenesis(f)
 	f.Add([]byte(g.String()))
 	g.Contact = Contact{Bootstrap: []string{someAddr}, Members: []peer.ID{testID(f)}}
+	f.Add([]byte(g.String()))
+	g.Token = testToken(f)
+	g.Token.Parameters = map[string]uint64{"fee": 1000}
 	f.Add([]byte(g.String()))
 	f.Fuzz(func(t *testing.T, text []byte) {
 		g, err := ParseGenesis(text)

@@ -1,6 +1,7 @@
 package p2p
 
 import (
+	"crypto/ed25519"
 	"crypto/rand"
 	"errors"
 	"fmt"
@@ -29,6 +30,26 @@ func (i Identity) ID() peer.ID { return i.id }
 
 // Sign returns the ed25519 signature of msg.
 func (i Identity) Sign(msg []byte) ([]byte, error) { return i.key.Sign(msg) }
+
+// PrivateKey is the key, for what is signed outside of this package.
+func (i Identity) PrivateKey() ed25519.PrivateKey {
+	raw, err := i.key.Raw()
+	if err != nil {
+		panic(err) // an ed25519 key has raw bytes
+	}
+	return raw
+}
+
+// KeyOf is the public key in the peer id of an ed25519 key.
+func KeyOf(id peer.ID) (key [ed25519.PublicKeySize]byte, err error) {
+	public, err := authorityKey(id)
+	if err != nil {
+		return key, fmt.Errorf("peer id %s is not of an ed25519 key", id)
+	}
+	raw, err := public.Raw()
+	copy(key[:], raw)
+	return key, err
+}
 
 // NewIdentity makes a key that is kept nowhere.
 func NewIdentity() (Identity, error) {

@@ -72,8 +72,11 @@ type StageConfig struct {
 
 	// Admit says whether a peer, by the text of its connection's RemoteAddr, may use this stage;
 	// the error is told to it as the reason. It does not wait. nil: everyone may.
-	Admit  func(peer string) error
-	Logger *slog.Logger // nil: none
+	Admit func(peer string) error
+	// Computed is told of the rows that were computed for an entry, drafts and repetitions
+	// included. It is called with locks held: it does not wait. nil: nobody is told.
+	Computed func(entry string, rows int)
+	Logger   *slog.Logger // nil: none
 }
 
 func (c *StageConfig) validate() error {
@@ -124,6 +127,11 @@ type EntryConfig struct {
 	OpenTimeout time.Duration // for a ring to close, each time: 15 s
 	Repairs     int           // tries in a row that bring no token before a session fails: 8
 	Timing
+
+	// Served is told which rows of a session went through its chain as it was when the tokens
+	// after them came, each once. It is called with locks held: it does not wait, and does not
+	// keep the chain. nil: nobody is told.
+	Served func(chain Chain, rows int)
 
 	Logger *slog.Logger // nil: none
 }

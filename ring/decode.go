@@ -179,6 +179,9 @@ func (st *Stage) deliverLocked(sh *share) {
 		return
 	}
 	s.cells, s.resets = sh.from+sh.n, 0
+	if st.cfg.Computed != nil {
+		st.cfg.Computed(s.entry, sh.n)
+	}
 	if st.last {
 		d := &s.back.drawn
 		s.back.tokens, s.back.probs, s.back.finish = d.tokens, d.probs, d.finish

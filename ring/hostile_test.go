@@ -91,7 +91,7 @@ func (s *script) greet(layers gguf.Range) {
 
 // openMiddle opens a session on the middle stage of three, as its predecessor.
 func (s *script) openMiddle(chain Chain, change ...func(*opening)) opening {
-	o := opening{Epoch: 2, Key: make([]byte, keySize), Hop: 1, Prompt: 5, Most: 20, Known: 5}
+	o := opening{Epoch: 2, Key: make([]byte, keySize), Hop: 1, Prompt: 5, Most: 20, Known: 5, Entry: "entry"}
 	o.setChain(chain)
 	for _, c := range change {
 		c(&o)
@@ -175,7 +175,7 @@ var hostileFrames = []struct {
 	{"too many sessions", CodeBusy, "sequences are in use", func(s *script) {
 		s.greet(hostileMiddle)
 		for id := range uint64(4) {
-			o := opening{Epoch: 1, Key: make([]byte, keySize), Hop: 1, Prompt: 1, Most: 1, Known: 1}
+			o := opening{Epoch: 1, Key: make([]byte, keySize), Hop: 1, Prompt: 1, Most: 1, Known: 1, Entry: "entry"}
 			o.setChain(hostileLone)
 			s.send(frameOpen, 1000+id, encodeControl(o))
 		}
@@ -183,7 +183,7 @@ var hostileFrames = []struct {
 	{"too much memory", CodeBusy, "bytes for rows", func(s *script) {
 		s.greet(hostileMiddle)
 		for id := range uint64(4) {
-			o := opening{Epoch: 1, Key: make([]byte, keySize), Hop: 1, Prompt: 500, Most: 12, Known: 500}
+			o := opening{Epoch: 1, Key: make([]byte, keySize), Hop: 1, Prompt: 500, Most: 12, Known: 500, Entry: "entry"}
 			o.setChain(hostileLone)
 			s.send(frameOpen, 2000+id, encodeControl(o))
 		}

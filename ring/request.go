@@ -32,6 +32,7 @@ type Session struct {
 	tokens  []int32   // prompt and answer
 	probs   []Prob    // of the answer, if they are asked for
 	read    int       // tokens before this position were returned by Next
+	told    int       // rows before this position were told to Served
 	shown   []Prob    // of those that Next returned last
 	finish  finish
 	err     error // io.EOF: complete
@@ -174,6 +175,10 @@ func (s *Session) takeLocked(t tokens) error {
 		s.probs = append(s.probs, t.probs[old-t.pos:]...)
 	}
 	s.tokens, s.finish, s.tries = append(s.tokens, t.list[old-t.pos:]...), t.finish, 0
+	if rows := len(s.tokens) - 1 - s.told; s.e.cfg.Served != nil { // the last token has no row yet
+		s.e.cfg.Served(s.chain, rows)
+		s.told += rows
+	}
 	s.wake()
 	if s.finish != running {
 		s.hurry()

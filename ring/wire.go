@@ -1,7 +1,7 @@
 package ring
 
-// The wire format of /kvasir/<net>/ring/1, version 2. Version 1 had neither a grammar in OPEN nor
-// log-probabilities in TOKENS.
+// The wire format of /kvasir/<net>/ring/1, version 3. Version 1 had neither a grammar in OPEN nor
+// log-probabilities in TOKENS, version 2 no entry in OPEN.
 //
 // Frames are those of package p2p: a 16-byte header (payload length, type, flags, id) and a
 // payload. Flags are 0. Integers and floats are little-endian. A payload has exactly the length
@@ -58,7 +58,8 @@ package ring
 //	         place of aft in the chain; the number of stages: aft is the first one, the ring is
 //	         closed, 5 tokens of the prompt, 6 most tokens of the answer, 7 tokens known to the
 //	         entry, 8 whether all stages so far can drop drafts, 9 sampling (see Sampling; a key
-//	         is left out where its value is zero)
+//	         is left out where its value is zero), 10 the entry's peer id: the first stage knows
+//	         it by its link and says it on; from an entry it is left out
 //
 // A session's id and key are random and chosen by the entry; whoever opens it again must know
 // both. ROWS and TOKENS of an epoch that is over are passed over.
@@ -73,7 +74,7 @@ import (
 )
 
 const (
-	wireVersion = 2
+	wireVersion = 3
 
 	// MaxFrame bounds the payload of every frame, in bytes.
 	MaxFrame = 8 << 20
@@ -154,6 +155,7 @@ type opening struct {
 	Known    int       `cbor:"7,keyasint"`
 	Drafts   bool      `cbor:"8,keyasint"`
 	Sampling Sampling  `cbor:"9,keyasint"`
+	Entry    string    `cbor:"10,keyasint,omitempty"`
 
 	chain Chain // Hops
 }
@@ -221,6 +223,9 @@ func decodeOpening(payload []byte) (o opening, err error) {
 	}
 	if o.Hop < 0 || o.Hop > len(o.chain) {
 		return o, fmt.Errorf("open: hop %d of %d", o.Hop, len(o.chain))
+	}
+	if len(o.Entry) > maxPeerID || !utf8.ValidString(o.Entry) || (o.Hop == 0) != (o.Entry == "") {
+		return o, fmt.Errorf("open: hop %d with entry %.32q: want 1 to %d bytes of text, and none for the first stage", o.Hop, o.Entry, maxPeerID)
 	}
 	// No overflow: each is checked alone first.
 	for _, n := range []int{o.Prompt, o.Most, o.Known} {

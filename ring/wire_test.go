@@ -17,6 +17,7 @@ func testOpening() opening {
 		Epoch: 3, Key: bytes.Repeat([]byte{7}, keySize), Hop: 1, Prompt: 5, Most: 10, Known: 6, Drafts: true,
 		Sampling: Sampling{Temperature: 0.5, TopK: 40, Seed: 9, LogitBias: map[int32]float32{3: -1, 700: 2},
 			Grammar: `root ::= "a"`, Triggers: []string{"x", "y"}, Special: true, Logprobs: true, Top: MaxTop},
+		Entry: "e",
 	}
 	o.setChain(Chain{{"a", gguf.Range{Begin: 0, End: 4}}, {"b", gguf.Range{Begin: 4, End: 6}}})
 	return o
@@ -39,8 +40,8 @@ func TestLiteralBytes(t *testing.T) {
 		got, want []byte
 	}{
 		{"hello", encodeControl(hello{wireVersion, "p", "m", 12, 4, 8, 64, F16}),
-			[]byte{0xa8, 1, 2, 2, 0x61, 'p', 3, 0x61, 'm', 4, 12, 5, 4, 6, 8, 7, 0x18, 64, 8, 2}},
-		{"welcome", encodeControl(welcome{wireVersion, 64}), []byte{0xa2, 1, 2, 2, 0x18, 64}},
+			[]byte{0xa8, 1, 3, 2, 0x61, 'p', 3, 0x61, 'm', 4, 12, 5, 4, 6, 8, 7, 0x18, 64, 8, 2}},
+		{"welcome", encodeControl(welcome{wireVersion, 64}), []byte{0xa2, 1, 3, 2, 0x18, 64}},
 		{"resume", putResume(nil, resume{2, 3, 256, []int32{9}}), []byte{2, 0, 0, 0, 3, 0, 0, 0, 0, 1, 0, 0, 1, 0, 0, 0, 9, 0, 0, 0}},
 		{"tokens", putTokens(nil, tokens{2, 3, finishLength, []int32{9}, nil}), []byte{2, 0, 0, 0, 3, 0, 0, 0, 1, 0, 0, 0, 2, 0, 0, 0, 9, 0, 0, 0}},
 		{"tokens with log-probabilities", putTokens(nil, likelyTokens()), []byte{2, 0, 0, 0, 3, 0, 0, 0, 2, 0, 0, 0, 1, 1, 0, 0, 9, 0, 0, 0, 8, 0, 0, 0,
@@ -155,7 +156,7 @@ func TestControlRefused(t *testing.T) {
 		{"hello: no model", "model id", greet, change(func(h *hello) { h.Model = "" })},
 		{"hello: long pack", "runtime pack", greet, change(func(h *hello) { h.Pack = strings.Repeat("x", maxPack+1) })},
 		{"hello: trailing", "hello", greet, append(encodeControl(hi), 0)},
-		{"hello: not shortest", "deterministic", greet, edit(append([]byte{0xa8, 1, 0x18, 2}, encodeControl(hi)[3:]...), 0)},
+		{"hello: not shortest", "deterministic", greet, edit(append([]byte{0xa8, 1, 0x18, 3}, encodeControl(hi)[3:]...), 0)},
 		{"hello: large", "at most", greet, make([]byte, maxControl+1)},
 		{"welcome: version", "wire version 9", back, encodeControl(welcome{9, 1})},
 		{"welcome: width", "rows of 0", back, encodeControl(welcome{wireVersion, 0})},
@@ -169,6 +170,10 @@ func TestControlRefused(t *testing.T) {
 		{"open: loop", "twice", open, reopen(func(o *opening) { o.Hops[1].Peer = "a" })},
 		{"open: peer", "peer id", open, reopen(func(o *opening) { o.Hops[1].Peer = "" })},
 		{"open: hop", "hop 3", open, reopen(func(o *opening) { o.Hop = 3 })},
+		{"open: no entry", "hop 1 with entry", open, reopen(func(o *opening) { o.Entry = "" })},
+		{"open: entry of the first stage", "hop 0 with entry", open, reopen(func(o *opening) { o.Hop = 0 })},
+		{"open: long entry", "hop 1 with entry", open, reopen(func(o *opening) { o.Entry = strings.Repeat("x", maxPeerID+1) })},
+		{"open: entry that is no text", "UTF-8", open, reopen(func(o *opening) { o.Entry = "\xff" })},
 		{"open: prompt", "prompt of 0", open, reopen(func(o *opening) { o.Prompt = 0 })},
 		{"open: answer", "answer of -1", open, reopen(func(o *opening) { o.Most = -1 })},
 		{"open: knows less than the prompt", "4 known", open, reopen(func(o *opening) { o.Known = 4 })},

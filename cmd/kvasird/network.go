@@ -62,6 +62,9 @@ func networkCreate(_ context.Context, args []string) error {
 	listFlag(set, &opts.Bootstrap, "bootstrap", "`multiaddr` with /p2p/ID of a node to come in by")
 	listFlag(set, &opts.Relays, "relay", "`multiaddr` with /p2p/ID of a relay")
 	listFlag(set, &opts.Models, "model", "`id` of a model that volunteers keep to")
+	listFlag(set, &opts.Token, "token", "`key=value` of what is paid with: mint, decimals, cluster, vault_owner, wallets (with commas) and more; or of a parameter, such as fee=100000")
+	set.BoolVar(&opts.Devnet, "devnet", false, "a network to try things in: its parameters have wider bounds")
+	set.StringVar(&opts.Data, "data", "", "state `folder` of the node here, which settles unless --token settlement=PEERID names another")
 	rest, err := parseMixed(set, args, "NAME")
 	if err != nil {
 		return err

@@ -81,9 +81,16 @@ func (t *Teller) Claim(ctx context.Context, m Move) (Payout, error) {
 		return Payout{}, refusal(CodeRights, "", "%v", err)
 	}
 	if err != nil {
-		return Payout{}, chainRefusal(err)
+		return Payout{}, explained("", err)
 	}
 	return p, nil
+}
+
+// Withdraw pays an amount of the treasury to a wallet, once for an id. It is for who runs
+// this machine, and so no part of Service. Errors: ErrNothing, ErrOtherClaim,
+// settle.ErrFunds, and why none can be signed now.
+func (d *Desk) Withdraw(ctx context.Context, id settle.Hash, to settle.Wallet, amount settle.Amount) (Payout, error) {
+	return d.cfg.Books.Withdraw(ctx, d.cfg.Vault, idOf("withdraw", d.node, id), to, amount)
 }
 
 // Ledger is part of Service. The balance and the payouts of a node are those of the

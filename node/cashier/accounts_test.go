@@ -23,6 +23,16 @@ import (
 	"kvasird/settle/solana"
 )
 
+// keyed is a client with the keys of the vault.
+type keyed struct {
+	*solana.Client
+	vault, fee ed25519.PrivateKey
+}
+
+func (k keyed) Sign(ctx context.Context, p solana.Payout) (solana.Signed, error) {
+	return k.Client.Sign(ctx, k.vault, k.fee, p)
+}
+
 // office is a desk with books and a clock that tests set.
 type office struct {
 	*testing.T
@@ -31,6 +41,8 @@ type office struct {
 	sealed      []byte
 	at          atomic.Int64 // Unix seconds
 	cfg         DeskConfig
+	params      settle.Params
+	devnet      bool
 }
 
 var genesisWallet = settletest.NewWallet("genesis")
@@ -45,7 +57,13 @@ func newOffice(t *testing.T, chain *solana.Client, vault Vault) *office {
 			Vault: solana.Vault{Owner: settletest.NewWallet("operator").Key, Mint: keyOf("mint"), Program: settletest.Token}}))
 	}
 	o.cfg = DeskConfig{Network: hashOf("network"), Cluster: keyOf("cluster"), Chain: chain, Vault: vault, Decimals: 6,
-		Began: time.Unix(testNow, 0), Now: o.now, Logger: slog.New(slog.DiscardHandler)}
+		Key: settletest.NewWallet("settlement").Private, FirstRaw: 500_000_000_000, Began: time.Unix(testNow, 0),
+		Models: func(string) (Model, error) { return Model{Name: "m", Parts: testParts}, nil }, Now: o.now}
+	if vault == nil {
+		o.cfg.Vault = keyed{}
+	}
+	o.params = settle.DefaultParams()
+	o.params.EmissionTotal = 5000
 	var err error
 	if o.secret, o.sealed, err = govern.NewSecret(bytes.NewReader(bytes.Repeat([]byte{7}, 64)), [32]byte{9}, o.cfg.Network); err != nil {
 		t.Fatal(err)
@@ -61,12 +79,10 @@ func (o *office) now() time.Time { return time.Unix(o.at.Load(), 0) }
 func (o *office) open() {
 	o.Helper()
 	o.cfg.Books = must[*Books](o.T)(Open(o.dir, slog.New(slog.DiscardHandler), o.now))
-	p := settle.DefaultParams()
-	p.EmissionTotal = 5000
 	o.cfg.Governor = must[*govern.Governor](o.T)(govern.Open(govern.Config{
-		Authority: govern.Authority{Network: o.cfg.Network, Cluster: o.cfg.Cluster, Wallets: []settle.Wallet{genesisWallet.Key}, Threshold: 1, Params: p},
-		Since:     testNow, Store: o.cfg.Books.GovernStore(), Secret: o.sealed, Key: [32]byte{9}}))
-	o.Desk = &Desk{cfg: o.cfg}
+		Authority: govern.Authority{Network: o.cfg.Network, Cluster: o.cfg.Cluster, Wallets: []settle.Wallet{genesisWallet.Key}, Threshold: 1, Params: o.params, Devnet: o.devnet},
+		Since:     uint64(o.cfg.Began.Unix()), Store: o.cfg.Books.GovernStore(), Secret: o.sealed, Key: [32]byte{9}}))
+	o.Desk = must[*Desk](o.T)(OpenDesk(o.cfg))
 }
 
 func (o *office) reopen() {
@@ -92,14 +108,19 @@ func (o *office) link(n settle.Node, w settletest.Wallet) {
 // earn has a node paid for a request of so many tokens, in epoch 9.
 func (o *office) earn(n settle.Node, id uint64, tokens uint64) settle.WorkPay {
 	o.Helper()
-	payer := keyOf("payer")
-	q := quoteOf(id, payer)
+	q := quoteOf(id, keyOf("payer"))
 	q.Created, q.Expires = uint64(o.at.Load()), uint64(o.at.Load())+50
-	deposit(o.T, o.cfg.Books, payer, q.Amount+settle.Amount(id))
+	deposit(o.T, o.cfg.Books, q.Owner, q.Amount+settle.Amount(id))
+	return o.serve(q, n, tokens)
+}
+
+// serve has a quote paid by its owner's balance, and answered by a node.
+func (o *office) serve(q settle.Quote, n settle.Node, tokens uint64) settle.WorkPay {
+	o.Helper()
 	s := settling(q.ID, tokens)
 	s.Work[0].Worker = n
 	must[int](o.T)(0, o.cfg.Books.Quote(q))
-	must[settle.Request](o.T)(o.cfg.Books.Debit(q.ID, payer))
+	must[settle.Request](o.T)(o.cfg.Books.Debit(q.ID, q.Owner))
 	must[settle.Request](o.T)(o.cfg.Books.Run(q.ID, uint64(o.at.Load()), 9))
 	must[settle.Request](o.T)(o.cfg.Books.End(q.ID, tokens, ""))
 	return must[settle.Outcome](o.T)(o.cfg.Books.Settle(settle.DefaultParams(), s)).Workers[0]
@@ -188,7 +209,7 @@ func TestLink(t *testing.T) {
 		t.Errorf("the next wallet: %+v, %v", got, err)
 	}
 	o.reopen()
-	if got := must[Linked](t)(o.cfg.Books.Linked(n)); got.Wallet != bob.Key {
+	if got := must[Ledger](t)(o.As(n).Ledger(t.Context(), n)); got.Wallet != bob.Key {
 		t.Errorf("after a restart: %+v", got)
 	}
 }

@@ -113,7 +113,7 @@ func (p page) transfer(a settle.Action, id settle.Hash, now uint64, from, to set
 	return err
 }
 
-var errEnough = errors.New("enough")
+var errEnough = errors.New("as many as one update takes")
 
 // Mature gives the wallets of all nodes what of their bonds is free by now, and returns
 // how many nodes that was asked of.

@@ -68,14 +68,14 @@ func (t *Teller) Deposit(ctx context.Context, d Deposit) (Ledger, error) {
 	if !ok {
 		paid, err := t.cfg.Chain.Stake(ctx, solana.Claim{Signature: d.Signature, Owner: d.Owner, Amount: d.Amount})
 		if err != nil {
-			return Ledger{}, chainRefusal(err)
+			return Ledger{}, explained("signature", err)
 		}
 		booked, err = t.creditOf(paid, d.Stake)
 		if err == nil {
 			err = t.cfg.Books.Deposit(paid, booked)
 		}
 		if err != nil {
-			return Ledger{}, depositRefusal(err)
+			return Ledger{}, explained("signature", err)
 		}
 	}
 	if booked.Owner != d.Owner || d.Stake != (booked.Action == settle.ActStake) || d.Stake && booked.Node != t.node {
@@ -105,27 +105,6 @@ func (t *Teller) creditOf(p solana.Payment, stake bool) (Credit, error) {
 		err = refusal(CodeRights, "owner", "%s is not linked to this node: link it, or write the memo %s into the transfer", p.Owner, StakeMemo(t.node))
 	}
 	return c, err
-}
-
-// chainRefusal says what a caller can do about what the chain, or nobody, said.
-func chainRefusal(err error) error {
-	switch {
-	case errors.Is(err, solana.ErrInvalid):
-		return refusal(CodeInvalid, "signature", "%v", err)
-	case errors.Is(err, solana.ErrNotYet), errors.Is(err, solana.ErrUnknown):
-		return &Refusal{Code: CodeNotYet, Field: "signature", Text: err.Error(), Retry: 5}
-	}
-	return err
-}
-
-func depositRefusal(err error) error {
-	switch {
-	case errors.Is(err, ErrUsed), errors.Is(err, ErrMeant), errors.Is(err, settle.ErrKeyReused):
-		return refusal(CodeInvalid, "signature", "%v", err)
-	case errors.Is(err, ErrPaysQuote):
-		return refusal(CodeState, "signature", "%v", err)
-	}
-	return err
 }
 
 // Credit is what a signature was booked as, if it paid no request.

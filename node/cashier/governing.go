@@ -48,6 +48,8 @@ func (s governStore) Replay(fn func(record []byte) error) error {
 	})
 }
 
+// moment is now, and the epoch that runs. Epochs that are over do not change, since
+// governance moves those to come only.
 func (d *Desk) moment() govern.Moment {
 	return d.cfg.Governor.At(uint64(d.cfg.Began.Unix()), d.cfg.Books.seconds())
 }

@@ -19,10 +19,10 @@ var refusals = []struct {
 }{
 	{CodeNotFound, []error{ErrNoQuote}},
 	{CodeNotYet, []error{solana.ErrNotYet, solana.ErrUnknown, settle.ErrLease}},
-	{CodeInvalid, []error{solana.ErrInvalid, ErrUsed, settle.ErrKeyReused}},
+	{CodeInvalid, []error{solana.ErrInvalid, ErrUsed, ErrMeant, settle.ErrKeyReused}},
 	{CodeFunds, []error{settle.ErrFunds}},
 	{CodeRights, []error{settle.ErrWrongPayer}},
-	{CodeState, []error{settle.ErrState, settle.ErrExpired, settle.ErrOtherPayment, settle.ErrRunning, ErrSettled, settle.ErrStaleRef, market.ErrRefStale, market.ErrRefFuture}},
+	{CodeState, []error{settle.ErrState, ErrPaysQuote, settle.ErrExpired, settle.ErrOtherPayment, settle.ErrRunning, ErrSettled, settle.ErrStaleRef, market.ErrRefStale, market.ErrRefFuture}},
 	{CodeBad, []error{settle.ErrQuote, settle.ErrCharge, settle.ErrRecord, settle.ErrReport, settle.ErrSignature, settle.ErrWeakKey, settle.ErrOtherJob,
 		settle.ErrForeignEntry, settle.ErrOtherTokens, settle.ErrTooMany, settle.ErrTooMuchWork, settle.ErrLines}},
 }

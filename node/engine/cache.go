@@ -49,6 +49,9 @@ func (e *Engine) place(g *Generation) {
 	dst.g, dst.past, dst.owner, dst.kept = g, n, g.owner, nil
 	g.setCached(n)
 	e.count(func(st *Stats) { st.Cached += int64(n) })
+	if n > 0 {
+		e.cfg.Served(0, n)
+	}
 }
 
 // longest returns the slot with the longest prefix of a prompt that can be reused,

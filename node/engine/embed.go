@@ -21,6 +21,7 @@ type EmbedConfig struct {
 	Queue   int         // requests that wait, all but one of them of the same owner; 0 = 16
 	Threads int         // 0 = 1
 	Now     func() time.Time
+	Served  func(computed, cached int) // as in Config; nothing is cached
 }
 
 func (c *EmbedConfig) validate() error {
@@ -44,6 +45,9 @@ func (c *EmbedConfig) validate() error {
 	}
 	if c.Now == nil {
 		c.Now = time.Now
+	}
+	if c.Served == nil {
+		c.Served = func(int, int) {}
 	}
 	return nil
 }

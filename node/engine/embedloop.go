@@ -124,8 +124,13 @@ func (e *Embedder) finish(ctx context.Context, shares []share, took time.Duratio
 			e.health = failed
 			e.endLocked(s.r, fmt.Errorf("the model could not compute the embeddings: %w", failed))
 		default:
+			rows := 0
 			for _, input := range s.r.inputs[s.from:s.to] {
-				e.stats.Prompt += int64(len(input))
+				rows += len(input)
+			}
+			e.stats.Prompt += int64(rows)
+			if !s.r.canary {
+				e.cfg.Served(rows, 0)
 			}
 			s.r.vectors = append(s.r.vectors, s.vectors...)
 			if len(s.r.vectors) == len(s.r.inputs) {

@@ -69,6 +69,10 @@ type Config struct {
 	Threads   int // 0 = 1
 	Logger    *slog.Logger
 	Now       func() time.Time // nil: the clock
+
+	// Served is told of rows of requests, canaries left out: those that were computed, and those
+	// that were in the cells already. It does not wait. nil: nobody is told.
+	Served func(computed, cached int)
 }
 
 func (c *Config) validate() error {
@@ -96,6 +100,9 @@ func (c *Config) validate() error {
 	}
 	if c.Now == nil {
 		c.Now = time.Now
+	}
+	if c.Served == nil {
+		c.Served = func(int, int) {}
 	}
 	return nil
 }

@@ -222,10 +222,13 @@ func (e *Engine) rewind(s *slot) {
 // deliver draws the next token of a sequence whose pending tokens are all in.
 func (e *Engine) deliver(s *slot) {
 	s.past += s.take
+	g := s.g
+	if !g.canary {
+		e.cfg.Served(s.take, 0)
+	}
 	if s.out < 0 {
 		return
 	}
-	g := s.g
 	t, err := g.sampler.Sample(e.ctx, s.out)
 	if err != nil {
 		e.release(s, fmt.Errorf("the next token cannot be drawn: %w", err), "")

@@ -1,0 +1,224 @@
+//go:build cgo && linux
+
+package node
+
+import (
+	"context"
+	"encoding/json"
+	"flag"
+	"log/slog"
+	"net/http"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"kvasird/ggml/gguf"
+	"kvasird/node/meter"
+	"kvasird/settle"
+)
+
+// heard is a log that one waits for.
+type heard struct {
+	mu   sync.Mutex
+	text strings.Builder
+}
+
+func (h *heard) Write(b []byte) (int, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.text.Write(b)
+}
+
+func (h *heard) has(text string) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return strings.Contains(h.text.String(), text)
+}
+
+// here runs a node of the network in this process, and returns it and its log when it serves.
+func (n *network) here(name string, args ...string) (*Node, *heard) {
+	n.t.Helper()
+	log := &heard{}
+	args = append([]string{"--network", n.file, "--listen", "/ip4/127.0.0.1/tcp/0", "--http", "127.0.0.1:0", "--threads", "1",
+		"--data", filepath.Join(n.dir, name), "--control", filepath.Join(n.dir, name+".sock")}, args...)
+	set := flag.NewFlagSet("run", flag.ContinueOnError)
+	load := ConfigFlags(set)
+	if err := set.Parse(args); err != nil {
+		n.t.Fatal(err)
+	}
+	cfg, err := load()
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	ready, ended := make(chan *Node, 1), make(chan error, 1)
+	go func() {
+		ended <- Run(ctx, cfg, slog.New(slog.NewTextHandler(log, nil)), func(node *Node) { ready <- node })
+	}()
+	n.t.Cleanup(func() {
+		cancel()
+		if err := <-ended; err != nil {
+			n.t.Errorf("%s: %v", name, err)
+		}
+	})
+	select {
+	case node := <-ready:
+		return node, log
+	case err := <-ended:
+		ended <- err
+		n.t.Fatalf("%s: %v", name, err)
+		return nil, nil
+	}
+}
+
+// paid is what was reported and credited of a request.
+type paid struct {
+	tokens, prompt uint64
+	credit         []settle.Work
+	rest           settle.Share
+}
+
+// pays has requests answered together, and reports each of them as it ends, as a paying door
+// does. What it returns is what a settlement credits.
+func (n *network) pays(entry *Node, lengths ...int) []paid {
+	n.t.Helper()
+	out := make([]paid, len(lengths))
+	var asked sync.WaitGroup
+	for i, most := range lengths {
+		asked.Go(func() {
+			req := long(questions[i%len(questions)])
+			req["max_tokens"] = most
+			status, _, body := n.chat(req, nil)
+			var said struct {
+				Usage struct {
+					Prompt uint64 `json:"prompt_tokens"`
+					Total  uint64 `json:"total_tokens"`
+				} `json:"usage"`
+			}
+			if err := json.Unmarshal([]byte(body), &said); status != http.StatusOK || err != nil {
+				n.t.Errorf("status %d, %v: %s", status, err, body)
+				return
+			}
+			out[i] = n.reports(entry, settle.QuoteID{1, byte(i)}, said.Usage.Total)
+			out[i].prompt = said.Usage.Prompt
+		})
+	}
+	asked.Wait()
+	return out
+}
+
+// reports makes the receipt of a request of so many tokens, and has it credited.
+func (n *network) reports(entry *Node, id settle.QuoteID, tokens uint64) paid {
+	m, self := entry.metering, must(meter.NodeOf(entry.host.ID().String()))(n.t)
+	g := must(gguf.OpenModel(n.whole))(n.t)
+	defer g.Close()
+	model := must(g.ID(n.ctx))(n.t).String()
+	parts := must(meter.NewModel(model, g))(n.t).Parts()
+	network := settle.Hash(entry.cfg.Genesis.Hash())
+	work := m.Draw(model, tokens)
+	job := settle.Job{
+		Network: network, Parts: parts, Seconds: 1, Rates: map[settle.Node]uint64{},
+		Request: settle.Request{State: settle.Running, Quote: settle.Quote{ID: id, Entry: self, PromptTokens: tokens, AnswerTokens: tokens}},
+	}
+	var statements []settle.Report
+	for _, b := range m.Statements(n.ctx, model, id, work) {
+		statements = append(statements, must(settle.ParseReport(b))(n.t))
+	}
+	for _, w := range work {
+		job.Rates[w.Worker] = 1 << 40
+	}
+	p := paid{tokens: tokens}
+	receipt := settle.Report{Role: settle.Receipt, Network: network, Request: id, Signer: self, Seq: 1, Tokens: tokens, Work: work}
+	var err error
+	if p.credit, err = job.Credit(receipt, statements); err != nil {
+		n.t.Error(err)
+	}
+	if _, p.rest, err = settle.Shares(parts, tokens, p.credit); err != nil {
+		n.t.Error(err)
+	}
+	return p
+}
+
+// accountsFor checks that requests were credited whole, but for the last token of each, which
+// no one computes, for the experts of the last layer, which tokens of a prompt do not reach but
+// its last one, and for rounding; and that so many nodes did something.
+func (n *network) accountsFor(list []paid, nodes int) {
+	n.t.Helper()
+	g := must(gguf.OpenModel(n.whole))(n.t)
+	defer g.Close()
+	shares := must(settle.PartShares(must(meter.NewModel("m", g))(n.t).Parts()))(n.t)
+	last := float64(shares[gguf.ExpertPart(g.Layers()-1)]) / float64(settle.Whole)
+	var lacking, tokens, most float64
+	workers := map[settle.Node]bool{}
+	for _, p := range list {
+		lack := float64(p.rest) / float64(settle.Whole) * float64(p.tokens)
+		n.t.Logf("%d tokens, %d workers, rest %.4f%%, %.3f tokens", p.tokens, len(p.credit), 100*float64(p.rest)/float64(settle.Whole), lack)
+		lacking, tokens, most = lacking+lack, tokens+float64(p.tokens), most+1+last*float64(p.prompt-1)
+		for _, w := range p.credit {
+			workers[w.Worker] = true
+		}
+	}
+	if lacking > most+0.1 {
+		n.t.Errorf("of %v tokens, %v were credited to nobody, want at most %v", tokens, lacking, most)
+	}
+	if len(workers) < nodes {
+		n.t.Errorf("%d nodes were credited, want at least %d", len(workers), nodes)
+	}
+}
+
+// TestWorkIsMetered: of requests that are computed together by two workers, each is credited
+// whole to who did it, by what both sides sign.
+func TestWorkIsMetered(t *testing.T) {
+	n := newNetwork(t, NewNetwork{Token: tokenSettings()})
+	addrs := []string{}
+	for i, slice := range []string{"0:4/0:20", "0:4/12:32"} {
+		w, _ := n.here([]string{"w1", "w2"}[i], "--role", "worker", "--model", n.whole, "--slice", slice)
+		addrs = append(addrs, "--peer", localAddr(must(w.Status(n.ctx))(t)))
+	}
+	entry, _ := n.here("entry", append(addrs, "--role", "backbone,entry", "--model", n.whole, "--experts", "remote", "--wait", "60")...)
+	n.serves(entry)
+	list := n.pays(entry, 20, 60, 120)
+	n.accountsFor(list, 3)
+
+	// Nothing is signed twice, and what was done for one entry is not signed for another.
+	again := n.reports(entry, settle.QuoteID{9}, 1000)
+	if done := settle.Whole - again.rest; float64(done)/float64(settle.Whole)*1000 > 40 {
+		t.Errorf("a request that nobody computed is credited %v", done)
+	}
+}
+
+// TestRingIsMetered: stages are credited for the rows of their windows, whoever's link they
+// came by.
+func TestRingIsMetered(t *testing.T) {
+	n := newNetwork(t, NewNetwork{Replicas: 1, Token: tokenSettings()})
+	whole, _ := n.here("whole", "--role", "backbone", "--model", n.whole, "--experts", "here", "--http", Off)
+	at := localAddr(must(whole.Status(n.ctx))(t))
+	id := whole.backbone.Load().file.id.String()
+	var entry *Node
+	var log *heard
+	for _, name := range []string{"s1", "s2", "s3"} {
+		entry, log = n.here(name, "--peer", at, "--model", id, "--memory", "14MB", "--context", "1024")
+	}
+	n.serves(entry)
+	for !log.has("a canary token went round the ring") {
+		if n.ctx.Err() != nil {
+			t.Fatal("there is no ring")
+		}
+		time.Sleep(100 * time.Millisecond)
+	}
+	n.accountsFor(n.pays(entry, 20, 60, 120), 2)
+}
+
+// serves waits until a node answers.
+func (n *network) serves(entry *Node) {
+	n.t.Helper()
+	n.http = must(entry.Status(n.ctx))(n.t).HTTP
+	for n.readyz() != nil {
+		if n.ctx.Err() != nil {
+			n.t.Fatal(n.readyz())
+		}
+		time.Sleep(100 * time.Millisecond)
+	}
+}
