@@ -23,9 +23,10 @@ const (
 
 // ended is a request that nothing more is sent of.
 type ended struct {
-	quote  settle.Quote
-	tokens uint64
-	failed error
+	quote    settle.Quote
+	tokens   uint64 // delivered
+	computed uint64 // at least tokens
+	failed   error
 }
 
 // Run reports requests that ended until ctx ends, then for a short while those that
@@ -105,6 +106,9 @@ func (d *Door) evidence(ctx context.Context, e ended) (cashier.Ended, error) {
 		end.Failed = e.failed.Error()
 		end.Failed = end.Failed[:min(len(end.Failed), maxReason)]
 	}
+	if d.cfg.Meter != nil && e.computed > end.Tokens {
+		d.cfg.Meter.Draw(e.quote.Model, e.computed-end.Tokens) // which pays no other request
+	}
 	if end.Tokens == 0 {
 		if end.Failed == "" {
 			end.Failed = "nothing was delivered"
@@ -119,7 +123,7 @@ func (d *Door) evidence(ctx context.Context, e ended) (cashier.Ended, error) {
 	if d.cfg.Meter != nil {
 		receipt.Work = d.cfg.Meter.Draw(e.quote.Model, end.Tokens)
 		asking, cancel := context.WithTimeout(ctx, statementTime)
-		end.Statements = d.cfg.Meter.Statements(asking, e.quote.ID, receipt.Work)
+		end.Statements = d.cfg.Meter.Statements(asking, e.quote.Model, e.quote.ID, receipt.Work)
 		cancel()
 	}
 	end.Receipt, err = receipt.Sign(d.cfg.Key)
