@@ -233,8 +233,11 @@ func (n *Node) hostConfig(identity p2p.Identity) (p2p.Config, error) {
 		return cfg, nil
 	}
 	cfg.Protocols = append(cfg.Protocols, fetch.Protocol, ringProtocol, carry.Protocol)
+	if n.cfg.Genesis.Token != nil {
+		cfg.Protocols = append(cfg.Protocols, pricesProtocol)
+	}
 	if n.metering != nil {
-		cfg.Protocols = append(cfg.Protocols, meter.Protocol, pricesProtocol)
+		cfg.Protocols = append(cfg.Protocols, meter.Protocol)
 	}
 	cfg.DHT, cfg.MDNS = true, n.cfg.MDNS == "on"
 	cfg.Reach, cfg.Relay, cfg.Announce = p2p.Reach(n.cfg.Reach), n.cfg.Has(RoleRelay), n.cfg.Tell

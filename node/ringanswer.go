@@ -11,22 +11,15 @@ import (
 	"kvasird/node/engine"
 	"kvasird/node/gateway"
 	"kvasird/ring"
-	"kvasird/ring/plan"
 )
 
 // ringError gives a ring without room the shape of a full queue.
 func ringError(err error) error {
 	var stage *ring.StageError
-	if isFull(err) || errors.As(err, &stage) && stage.Code == ring.CodeBusy {
+	if errors.As(err, &stage) && stage.Code == ring.CodeBusy {
 		return &ringFullError{err}
 	}
 	return err
-}
-
-// isFull says whether there is no chain because all sequences of some layers are taken.
-func isFull(err error) bool {
-	var none *plan.NoChainError
-	return errors.As(err, &none) && len(none.Missing)+len(none.Avoided) == 0 && len(none.Busy) > 0
 }
 
 // ringFullError says that a ring has no free sequence now.

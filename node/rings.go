@@ -279,11 +279,11 @@ func (m *ringModel) knows(chain ring.Chain) bool {
 func (m *ringModel) chain(avoid []ring.Hop) (ring.Chain, error) { return chainFor(m.query(avoid)) }
 
 // chainFor is the best chain. How many sequences are free was announced a while ago, and
-// in bursts all of them were taken for a moment: where none was, the stages are asked,
-// who say themselves that they are full.
+// in bursts all of them were taken for a moment: where there is no chain of those that had
+// some, the others are asked, who say themselves that they are full.
 func chainFor(q plan.ChainQuery) (ring.Chain, error) {
 	windows, err := plan.Chain(q)
-	if isFull(err) {
+	if err != nil {
 		q.Windows = slices.Clone(q.Windows)
 		for i := range q.Windows {
 			q.Windows[i].Free = max(1, q.Windows[i].Free)
@@ -333,25 +333,40 @@ func chainOf(windows []plan.Window) ring.Chain {
 // replan mends a chain where one stage is lost, or chooses another one.
 func (m *ringModel) replan(old ring.Chain) ring.Replan {
 	return func(_ context.Context, lost []ring.Hop) (ring.Chain, error) {
-		q := m.query(lost)
-		gone := slices.IndexFunc(old, func(h ring.Hop) bool { return slices.Contains(lost, h) })
-		if gone >= 0 {
-			var windows []plan.Window
-			for _, h := range old {
-				windows = append(windows, plan.Window{Peer: h.Peer, Layers: h.Layers})
-			}
-			if mended, err := plan.Mend(q, windows, gone); err == nil {
-				old = chainOf(mended)
-				return old, nil
-			}
+		next, err := replanned(m.query, old, lost)
+		if err == nil {
+			old = next
 		}
-		next, err := chainFor(q)
-		if err != nil {
-			return nil, err
-		}
-		old = next
-		return old, nil
+		return next, err
 	}
+}
+
+// replanned is a chain in place of one that lost stages. Those that were lost long ago may
+// be back: they are asked again where there is no chain without them, the first lost first.
+// The last one is not.
+func replanned(query func(avoid []ring.Hop) plan.ChainQuery, old ring.Chain, lost []ring.Hop) (ring.Chain, error) {
+	for {
+		next, err := mended(query(lost), old, lost)
+		if err == nil || len(lost) <= 1 {
+			return next, err
+		}
+		lost = lost[1:]
+	}
+}
+
+// mended is a chain with a part of it replaced, or another one.
+func mended(q plan.ChainQuery, old ring.Chain, lost []ring.Hop) (ring.Chain, error) {
+	gone := slices.IndexFunc(old, func(h ring.Hop) bool { return slices.Contains(lost, h) })
+	if gone >= 0 {
+		var windows []plan.Window
+		for _, h := range old {
+			windows = append(windows, plan.Window{Peer: h.Peer, Layers: h.Layers})
+		}
+		if mended, err := plan.Mend(q, windows, gone); err == nil {
+			return chainOf(mended), nil
+		}
+	}
+	return chainFor(q)
 }
 
 // Ready makes ringModel an answerer.

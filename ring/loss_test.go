@@ -331,3 +331,35 @@ func TestBusyStageIsAskedAgain(t *testing.T) {
 		f.close(e)
 	})
 }
+
+// Sessions whose predecessor is gone keep nobody out once a repair would have come: a stage that
+// was stopped for a while is left with all that went on elsewhere.
+func TestOrphansMakeRoom(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t)
+		f.ring(3, func(c *StageConfig, d *double) { c.Sequences = 3 })
+		e, s := f.entry(), f.dial(t, "s1")
+		s.greet(hostileMiddle)
+		for id := range uint64(3) {
+			o := opening{Epoch: 1, Key: make([]byte, keySize), Hop: 1, Prompt: 1, Most: 1, Known: 1}
+			o.setChain(hostileLone)
+			s.send(frameOpen, 1000+id, encodeControl(o))
+		}
+		synctest.Wait()
+		s.conn.Close()
+		synctest.Wait()
+		short := Request{Tokens: []int32{1, 2, 3}, MaxTokens: 5}
+		_, err := e.Open(t.Context(), hostileChain, short, nil)
+		wantError(t, err, 1, CodeBusy, "all 3 sequences are in use")
+		time.Sleep(orphanTime)
+		if err := ask(t, e, hostileChain, short, nil); err != nil {
+			t.Error(err)
+		}
+		synctest.Wait()
+		if n := f.nodes["s1"].stage.Stats(); n.Sequences-n.Free != 2 {
+			t.Errorf("%d sequences are taken, want 2: one orphan made room", n.Sequences-n.Free)
+		}
+		f.free()
+		f.close(e)
+	})
+}

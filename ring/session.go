@@ -193,17 +193,6 @@ func (st *Stage) newSessionLocked(id uint64, o *opening) (*session, Code, string
 	if st.leaving || st.closing {
 		return nil, CodeClosing, "the stage takes no new sessions"
 	}
-	seq := -1
-	for i := range st.slots {
-		if sl := &st.slots[i]; sl.s == nil && (seq < 0 || !sl.dirty) { // a dirty one is cleaned before its first row
-			if seq = i; !sl.dirty {
-				break
-			}
-		}
-	}
-	if seq < 0 {
-		return nil, CodeBusy, fmt.Sprintf("all %d sequences are in use", len(st.slots))
-	}
 	rows := 0
 	if !st.last {
 		rows += o.Prompt + o.Most
@@ -212,8 +201,19 @@ func (st *Stage) newSessionLocked(id uint64, o *opening) (*session, Code, string
 		rows += st.window
 	}
 	need := int64(rows) * int64(st.cfg.Width) * 4
-	if st.reserved+need > st.cfg.MemoryBytes {
-		return nil, CodeBusy, fmt.Sprintf("%d bytes for rows are needed, %d of %d are free", need, st.cfg.MemoryBytes-st.reserved, st.cfg.MemoryBytes)
+	seq := st.slotLocked()
+	for seq < 0 || st.reserved+need > st.cfg.MemoryBytes {
+		orphan := st.orphanLocked()
+		switch {
+		case orphan != nil:
+			st.cfg.Logger.Info("ring session freed: nobody took it over, and there is no room", "session", orphan.id)
+			st.freeLocked(orphan, nil, nil)
+			seq = st.slotLocked()
+		case seq < 0:
+			return nil, CodeBusy, fmt.Sprintf("all %d sequences are in use", len(st.slots))
+		default:
+			return nil, CodeBusy, fmt.Sprintf("%d bytes for rows are needed, %d of %d are free", need, st.cfg.MemoryBytes-st.reserved, st.cfg.MemoryBytes)
+		}
 	}
 	s := &session{
 		id: id, key: o.Key, seq: seq, prompt: o.Prompt, most: o.Most, sampling: o.Sampling, reserved: need,
@@ -229,6 +229,34 @@ func (st *Stage) newSessionLocked(id uint64, o *opening) (*session, Code, string
 	st.slots[seq].s = s
 	st.sessions[id] = s
 	return s, 0, ""
+}
+
+// slotLocked is a free sequence, -1 if there is none. A dirty one is cleaned before its first row.
+func (st *Stage) slotLocked() int {
+	seq := -1
+	for i := range st.slots {
+		if sl := &st.slots[i]; sl.s == nil && (seq < 0 || !sl.dirty) {
+			if seq = i; !sl.dirty {
+				break
+			}
+		}
+	}
+	return seq
+}
+
+// orphanTime is how long a session waits for a new predecessor before it makes room for another: a
+// ring that is repaired comes sooner, and a stage that was stopped for a while is left with sessions
+// that went on elsewhere.
+const orphanTime = time.Second
+
+// orphanLocked is the session that waits for a predecessor the longest, if one does for orphanTime.
+func (st *Stage) orphanLocked() (oldest *session) {
+	for _, s := range st.sessions {
+		if s.pred == nil && time.Since(s.alone) >= orphanTime && (oldest == nil || s.alone.Before(oldest.alone)) {
+			oldest = s
+		}
+	}
+	return oldest
 }
 
 // resumeLocked answers an OPEN.
