@@ -12,6 +12,7 @@ import (
 	"net/http/httptest"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -68,7 +69,8 @@ type shop struct {
 	booth  *booth
 	door   *Door
 	worker settle.Node
-	close  func() // of the door
+	drawn  *atomic.Uint64 // tokens, of the meter
+	close  func()         // of the door
 }
 
 func newShop(t *testing.T, engine gateway.Engine) *shop {
@@ -81,8 +83,8 @@ func newShop(t *testing.T, engine gateway.Engine) *shop {
 	if err != nil {
 		t.Fatal(err)
 	}
-	meter := oneWorker{workerKey}
-	s := &shop{t: t, booth: newBooth(t, settle.Node(key.Public().(ed25519.PublicKey))), worker: meter.node()}
+	meter := oneWorker{workerKey, new(atomic.Uint64)}
+	s := &shop{t: t, drawn: meter.drawn, booth: newBooth(t, settle.Node(key.Public().(ed25519.PublicKey))), worker: meter.node()}
 	s.serve(Config{Settlement: s.booth, Key: key, Meter: meter, Wait: time.Second, Now: s.booth.clock}, engine, "d1")
 	return s
 }
@@ -387,8 +389,8 @@ func TestFailedInference(t *testing.T) {
 	if end := s.reported(1); end.Tokens != 0 || end.Failed != "layer 3 is gone" || end.Receipt != nil {
 		t.Errorf("got %+v", end)
 	}
-	if got := s.booth.balance(payer); got != 100_000 {
-		t.Errorf("the payer has %d", got)
+	if got := s.booth.balance(payer); got != 100_000 || s.drawn.Load() != 7 {
+		t.Errorf("the payer has %d, %d tokens were drawn", got, s.drawn.Load())
 	}
 }
 

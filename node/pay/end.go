@@ -23,9 +23,10 @@ const (
 
 // ended is a request that nothing more is sent of.
 type ended struct {
-	quote  settle.Quote
-	tokens uint64
-	failed error
+	quote    settle.Quote
+	tokens   uint64 // delivered
+	computed uint64 // at least tokens
+	failed   error
 }
 
 // Run reports requests that ended until ctx ends, then for a short while those that
@@ -104,6 +105,9 @@ func (d *Door) evidence(ctx context.Context, e ended) (cashier.Ended, error) {
 	if e.failed != nil {
 		end.Failed = e.failed.Error()
 		end.Failed = end.Failed[:min(len(end.Failed), maxReason)]
+	}
+	if d.cfg.Meter != nil && e.computed > end.Tokens {
+		d.cfg.Meter.Draw(e.quote.Model, e.computed-end.Tokens) // which pays no other request
 	}
 	if end.Tokens == 0 {
 		if end.Failed == "" {
