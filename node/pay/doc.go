@@ -163,6 +163,12 @@ func (d *Door) take(id settle.QuoteID) error {
 	return nil
 }
 
+func (d *Door) opened() int {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return len(d.open)
+}
+
 func (d *Door) leave(id settle.QuoteID) {
 	d.mu.Lock()
 	defer d.mu.Unlock()

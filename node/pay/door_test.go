@@ -118,8 +118,8 @@ func (s *shop) serve(cfg Config, engine gateway.Engine, digest string) {
 		http.DefaultClient.CloseIdleConnections()
 		srv.Close()
 		s.close()
-		if len(s.door.open) > 0 {
-			s.t.Errorf("%d requests are open still", len(s.door.open))
+		if n := s.door.opened(); n > 0 {
+			s.t.Errorf("%d requests are open still", n)
 		}
 	})
 }
@@ -438,6 +438,26 @@ func TestReportAgain(t *testing.T) {
 	s.close() // waits for what ended
 	if n := s.booth.called("End"); n != 4 || len(s.booth.reported()) != 1 {
 		t.Errorf("it was told %d times, %d were taken", n, len(s.booth.reported()))
+	}
+}
+
+// A door that closes waits for requests that run, and reports them.
+func TestCloseWhileRunning(t *testing.T) {
+	gate := make(chan struct{})
+	s := newShop(t, words{gate: gate})
+	s.booth.deposit(keyOf("payer"), 100_000)
+	got := make(chan *answer, 1)
+	go func() { got <- s.post(body) }()
+	for s.booth.called("Run") == 0 {
+		time.Sleep(time.Millisecond)
+	}
+	time.AfterFunc(100*time.Millisecond, func() { close(gate) })
+	s.close()
+	if ends := s.booth.reported(); len(ends) != 1 || ends[0].Tokens != 9 {
+		t.Errorf("got %+v", ends)
+	}
+	if a := <-got; a.status != 200 {
+		t.Errorf("%d %s", a.status, a.body)
 	}
 }
 
