@@ -1,6 +1,6 @@
 # Every target works from a plain checkout; `make help` lists them.
 .DEFAULT_GOAL := help
-.PHONY: help deps build test test-sdk test-settle settle-deps test-load test-net test-chaos test-reflink sim soak test-vulkan check demo bench bench-plan bench-rtt bench-server bench-net bench-gossip fuzz clean clean-deps
+.PHONY: help deps build test test-sdk test-settle settle-deps test-x402 x402-deps test-load test-net test-chaos test-reflink sim soak test-vulkan check demo bench bench-plan bench-rtt bench-server bench-net bench-books bench-gossip fuzz clean clean-deps
 
 STATICCHECK = honnef.co/go/tools/cmd/staticcheck@v0.8.2
 GO_FILES    = $(shell find cmd node p2p ring experts market settle ggml -name '*.go' 2>/dev/null)
@@ -16,7 +16,7 @@ GOTESTFLAGS ?=
 export BACKEND LLAMA_SRC LLAMA_LIB DEPS_FROM
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 deps: ## fetch llama.cpp's headers and libraries (BACKEND=vulkan|cuda, or LLAMA_SRC= LLAMA_LIB=)
 	@packaging/deps.sh
@@ -57,6 +57,12 @@ settle-deps: ## fetch the local Solana of the payment tests (Debian: npm; x86-64
 
 test-settle: settle-deps ## payments and payouts against a local Solana: what is refused, and why
 	go test -tags svm -count=1 -timeout 10m $(GOTESTFLAGS) ./settle/... ./node/cashier
+
+x402-deps: settle-deps ## fetch the x402 project's client (Debian: npm)
+	cd node/pay/testdata/x402 && npm ci --ignore-scripts --no-audit --no-fund
+
+test-x402: x402-deps ## the x402 project's client pays for answers over HTTP, on a local Solana
+	go test -tags svm -count=1 -timeout 10m $(GOTESTFLAGS) ./node/pay
 
 test-load: deps ## 200 clients with 2,000 requests, some slow, hung up or malformed, against a daemon
 	go test -tags load -count=1 -timeout 10m -run '^TestLoad$$' -v $(GOTESTFLAGS) ./node
@@ -108,6 +114,9 @@ bench-server: build ## tokens/s through HTTP against llama.cpp's own server (Deb
 
 bench-net: ## measure discovery and round trips across namespaces, delay and loss (as test-net)
 	go test -tags nettest -count=1 -timeout 15m -run '^TestFigures$$' -v ./p2p | grep -v -e '^=== ' -e '^ *---'
+
+bench-books: ## measure the books: quotes paid or reserved a second, each on the disk, with 1 thousand and 1 million accounts
+	go test ./node/cashier -run '^$$' -bench Books -benchtime 20000x -timeout 20m
 
 # One process holds all nodes, on a simulated network.
 bench-gossip: ## measure what gossip costs at rest, with NODES nodes (default 100)

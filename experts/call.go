@@ -92,9 +92,10 @@ type run struct {
 	d       *Dispatcher
 	call    *Call
 	program *program
-	only    *session // nobody else is asked; nil: whoever is best
-	via     *routes  // instead of the program's; with only
-	except  *session // is not asked
+	only    *session    // nobody else is asked; nil: whoever is best
+	via     *routes     // instead of the program's; with only
+	except  *session    // is not asked
+	seed    *place.Seed // that replicas are drawn by; nil: whoever is soonest
 
 	planner place.Planner
 	peers   []place.Peer
@@ -192,7 +193,7 @@ func (r *run) watch(ctx context.Context) {
 }
 
 func (r *run) compute(ctx context.Context, p *program, call *Call) error {
-	r.call, r.program = call, p
+	r.call, r.program, r.seed = call, p, r.d.draws.now.Load()
 	r.busy, r.reasons, r.missing, r.localFailed = r.busy[:0], r.reasons[:0], time.Time{}, false
 	r.race.on, r.pending, r.shares = false, r.pending[:0], r.shares[:0]
 	for i := range call.IDs {

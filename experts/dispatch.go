@@ -77,17 +77,27 @@ func (r *run) jitter() float32 {
 func (r *run) plan(routes *routes, now time.Time, least trust) {
 	r.peers = r.peers[:0]
 	for _, s := range routes.sessions {
-		j := r.jitter()
-		r.peers = append(r.peers, place.Peer{
-			Base: j * float32(load(&s.lat.base)), PerPair: j * float32(load(&s.lat.perPair)),
+		p := place.Peer{
+			Base: float32(load(&s.lat.base)), PerPair: float32(load(&s.lat.perPair)),
 			Queued: s.queued.Load(),
 			Avoid:  s.level() > least || r.busyNow(s, now) || s == r.except,
-		})
+		}
+		if r.seed != nil {
+			p.Rank = place.Rank(r.seed, int32(r.call.Layer), s.peer)
+		} else {
+			j := r.jitter()
+			p.Base, p.PerPair = j*p.Base, j*p.PerPair
+		}
+		r.peers = append(r.peers, p)
 	}
 	r.experts, r.choice = r.experts[:0], r.choice[:0]
 	for _, pair := range r.pending {
 		r.experts = append(r.experts, r.call.IDs[pair])
 		r.choice = append(r.choice, place.Missing)
+	}
+	if r.seed != nil {
+		r.planner.Draw(r.d.cfg.MostDrawn, r.peers, routes.replicas, r.experts, r.choice)
+		return
 	}
 	r.planner.Plan(r.peers, routes.replicas, r.experts, r.choice)
 }

@@ -52,6 +52,7 @@ type Config struct {
 
 	MostPeers int // of those that SetHolders names, so many have sessions: 64
 	Replicas  int // of an expert that these should be: 3
+	MostDrawn int // a draw is among so many workers that answer first: 4
 
 	// Fault is told of a peer that answered wrongly or broke the protocol, once for each time.
 	// It is called with locks held: it does not wait, and does not call the Dispatcher. nil: nobody
@@ -88,6 +89,7 @@ func (c *Config) validate() error {
 	defaults(&c.MinHedge, 10*time.Millisecond)
 	defaults(&c.MostPeers, 64)
 	defaults(&c.Replicas, 3)
+	defaults(&c.MostDrawn, 4)
 	if c.Fault == nil {
 		c.Fault = func(string, error) {}
 	}
@@ -112,6 +114,7 @@ type Dispatcher struct {
 	scratch  localScratch
 	ownPairs atomic.Uint64 // computed by cfg.Local
 	hedges   hedges
+	draws    draws
 	starved  atomic.Int32 // calls with pairs that nobody serves
 	phase    float64      // of canary rows
 

@@ -14,7 +14,8 @@
 //     that the backbone's own copy or most other workers compute (canary.go).
 //   - What a worker offers may change. It refuses nothing that was sent before the dispatcher
 //     knew of the change, and its kernel is asked for nothing that it was told to drop.
-//   - Of replicas that are about as near and fast each gets a share of the calls.
+//   - Of replicas that are about as near and fast each gets a share of the calls. While a seed is
+//     set, the seed says which one of the soonest is asked first (draw.go).
 //   - What a peer sends is bounded before memory is taken for it: frames by MaxFrame, calls by
 //     the limits that the worker offers, the queue by its calls and bytes.
 //   - A worker keeps a program as long as a session uses it, and few of one peer, so that no

@@ -60,6 +60,7 @@ var imports = map[string][]string{
 var testImports = map[string][]string{
 	"settle/solana": {"settle/settletest"},
 	"node/cashier":  {"settle/settletest"},
+	"node/pay":      {"settle/settletest", "settle/govern", "settle/solana"},
 }
 
 // anyOfOurs allows every package of ours except the commands.

@@ -373,6 +373,7 @@ func (d engineDoor) StartExtra(ctx context.Context, req gateway.Request, extra g
 }
 
 func (b *backbone) generate(ctx context.Context, req engine.Request, extra engine.Extra) (generation, error) {
+	b.dispatch.drawFor(ctx)
 	g, err := b.engine.StartExtra(ctx, req, extra)
 	if err != nil {
 		return nil, err

@@ -47,6 +47,7 @@ const (
 	RoleStage     Role = "stage"     // runs a window of a model's layers, which it chooses, in rings
 	RoleEntry     Role = "entry"     // serves HTTP clients
 	RoleRelay     Role = "relay"     // carries the traffic of members that cannot be reached directly
+	RoleSettle    Role = "settle"    // keeps the money of a network with a token, on one machine
 )
 
 // Off in place of an address turns that listener off.
@@ -97,6 +98,7 @@ type Config struct {
 	Model   ModelConfig   `toml:"model"`
 	Slices  []SliceConfig `toml:"slice"` // what a worker serves; empty: all of the model
 	Budget  Budget        `toml:"budget"`
+	Settle  SettleConfig  `toml:"settle"` // of the role settle
 	Log     LogSettings   `toml:"log"`
 
 	// Genesis is the network file that Network names, read by Validate; nil when
@@ -239,7 +241,7 @@ func (c *Config) Validate() error {
 	if err := c.fillDefaults(); err != nil {
 		return err
 	}
-	for _, check := range []func() error{c.checkRoles, c.checkAddresses, c.checkNumbers, c.checkSlices, c.Budget.validate, c.Gateway.validate} {
+	for _, check := range []func() error{c.checkRoles, c.checkAddresses, c.checkNumbers, c.checkSlices, c.checkSettle, c.Budget.validate, c.Gateway.validate} {
 		if err := check(); err != nil {
 			return fmt.Errorf("configuration: %w", err)
 		}
@@ -309,7 +311,7 @@ func (c *Config) CoverageWait() time.Duration { return time.Duration(c.Model.Wai
 func (c *Config) Has(r Role) bool { return slices.Contains(c.Roles, r) }
 
 func (c *Config) checkRoles() error {
-	known := []string{string(RoleAuto), string(RoleBackbone), string(RoleWorker), string(RoleVolunteer), string(RoleStage), string(RoleEntry), string(RoleRelay)}
+	known := []string{string(RoleAuto), string(RoleBackbone), string(RoleWorker), string(RoleVolunteer), string(RoleStage), string(RoleEntry), string(RoleRelay), string(RoleSettle)}
 	for i, r := range c.Roles {
 		switch {
 		case r == RoleAuto:

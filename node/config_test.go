@@ -57,7 +57,7 @@ func TestConfigExamples(t *testing.T) {
 		if filepath.Base(file) != "kvasird.toml" {
 			continue
 		}
-		c.Peers, c.Tell, c.Model.Place = nil, nil, nil
+		c.Peers, c.Tell, c.Model.Place, c.Settle.RPC = nil, nil, nil, nil
 		if !reflect.DeepEqual(c, want) {
 			t.Errorf("%s gives %+v, want the defaults %+v", file, c, want)
 		}
@@ -124,7 +124,7 @@ func TestConfigRefuses(t *testing.T) {
 		set  Config
 		want string
 	}{
-		{"unknown role", Config{Roles: []Role{"wroker"}}, `unknown role "wroker": want auto, backbone, worker, volunteer, stage, entry, relay; did you mean "worker"?`},
+		{"unknown role", Config{Roles: []Role{"wroker"}}, `unknown role "wroker": want auto, backbone, worker, volunteer, stage, entry, relay, settle; did you mean "worker"?`},
 		{"auto beside another", Config{Roles: []Role{"worker", "auto"}}, `"auto" stands alone`},
 		{"role twice", Config{Roles: []Role{"worker", "worker"}}, "named twice"},
 		{"slice without worker", Config{Roles: []Role{"backbone"}, Slices: []SliceConfig{{}}}, "a slice is for workers"},

@@ -22,6 +22,7 @@ func (s *exchange) coverage(now time.Time) []api.CoverageMap {
 			continue
 		}
 		m := coverageMap(c, s.table.Holders(id, now))
+		m.Price = s.prices.shown(id, now)
 		if w, ok := s.table.WindowCoverage(id, now, s.stager.windows(id)...); ok {
 			m.Ring = ringMap(w, s.windows(id, now))
 		}

@@ -51,6 +51,7 @@ type exchange struct {
 	volunteer *volunteer                                   // nil: it holds what it was told to
 	stager    *stager                                      // nil: it runs no window of layers
 	rings     *rings                                       // nil: nobody asks here for the models of rings
+	prices    *prices                                      // nil: the network has no token
 	runs      func(now time.Time) (market.ModelNews, bool) // the model that this node runs for clients; may be nil
 	machine   func(*market.Announcement)                   // adds what this node gives and computes with
 	onPeer    func()                                       // a peer is ready, or said something new
@@ -186,6 +187,9 @@ func (s *exchange) holders(id gguf.ModelID) []holder {
 // goodbye.
 func (s *exchange) run(ctx context.Context) {
 	defer s.loops.Wait()
+	if s.prices != nil {
+		s.loops.Go(func() { s.prices.run(ctx) })
+	}
 	defer s.rings.wait()
 	defer s.volunteer.finish()
 	defer s.stager.finish()

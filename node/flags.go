@@ -136,7 +136,7 @@ func addLists(set *flag.FlagSet, later func(func(*Config) error)) {
 		c.Model.Place = appendOrReplace(c.Model.Place, s, first)
 		return nil
 	})
-	list("role", "auto, backbone, worker, volunteer, stage, entry or relay, or several with commas", func(c *Config, s string, first bool) error {
+	list("role", "auto, backbone, worker, volunteer, stage, entry, relay or settle, or several with commas", func(c *Config, s string, first bool) error {
 		for i, r := range strings.Split(s, ",") {
 			c.Roles = appendOrReplace(c.Roles, Role(strings.TrimSpace(r)), first && i == 0)
 		}

@@ -94,6 +94,9 @@ func (n *Node) startExchange(ctx context.Context) error {
 	if n.exchange, err = newExchange(n.host, n.weights, policy, n.log); err != nil {
 		return err
 	}
+	if err := n.startPrices(); err != nil {
+		return err
+	}
 	n.stages = &stages{host: n.host, admit: n.admit, log: n.log}
 	n.onStop(n.stages.Close)
 	if err := n.host.HandleStream(ringProtocol, n.stages.serve); err != nil {

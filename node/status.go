@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"kvasird/experts"
+	"kvasird/ggml/gguf"
 	"kvasird/node/api"
 	"kvasird/p2p"
 )
@@ -31,6 +32,11 @@ func (n *Node) Status(context.Context) (*api.Status, error) {
 		s.Model = n.file.status()
 	case b != nil:
 		s.Model = b.file.status()
+	}
+	if s.Model != nil && n.exchange != nil {
+		if id, err := gguf.ParseModelID(s.Model.ID); err == nil {
+			s.Model.Price = n.exchange.prices.shown(id, time.Now())
+		}
 	}
 	s.Slices = apiSlices(n.workers.slices())
 	s.Rows = apiRows(n.workers.rows())

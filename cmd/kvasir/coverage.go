@@ -61,7 +61,11 @@ func colours(w io.Writer) bool {
 
 // printCoverage writes one model: a sentence, the map, and who holds what.
 func printCoverage(w io.Writer, m api.CoverageMap, width int, colour bool) {
-	fmt.Fprintf(w, "%s: %s\n\n", plain(m.Model), coverageSentence(m))
+	fmt.Fprintf(w, "%s: %s\n", plain(m.Model), coverageSentence(m))
+	if m.Price != nil {
+		fmt.Fprintf(w, "Price: %s\n", priceText(m.Price))
+	}
+	fmt.Fprintln(w)
 	per := (m.Experts + width - 1) / max(width, 1)
 	for _, l := range m.Layers {
 		fmt.Fprintf(w, "%5d  %s\n", l.Layer, heatRow(l, m.Target, max(per, 1), colour))
@@ -100,6 +104,21 @@ func printRing(w io.Writer, r api.RingMap) {
 		}
 		fmt.Fprintf(w, "  %s  %s layers %d:%d %s\n", row, plain(shortID(held.Peer)), held.Layers.Begin, held.Layers.End, windowText(held))
 	}
+}
+
+// priceText says what a model costs, in fiat units and in base units of the token.
+func priceText(p *api.Price) string {
+	const unit = 1_000_000 // of a fiat unit
+	var parts []string
+	if p.Raw > 0 {
+		micro := p.Raw / 1_000_000
+		parts = append(parts, fmt.Sprintf("%d.%06d for a million tokens, %d base units of the token, by the record of epoch %d",
+			micro/unit, micro%unit, p.Million, p.Epoch))
+	}
+	if p.Trouble != "" {
+		parts = append(parts, plain(p.Trouble))
+	}
+	return strings.Join(parts, "; ")
 }
 
 // coverageSentence says first whether the model can answer.

@@ -21,6 +21,7 @@ func TestCoverageMap(t *testing.T) {
 			{Peer: "12D3KooWijklmnop", Claimed: []api.Slice{{LayerEnd: 1, ExpertBegin: 3, ExpertEnd: 4}}, Leaving: true},
 		},
 	}
+	m.Price = &api.Price{Epoch: 12, Raw: 1_250_000_000_000, Million: 6_250_000}
 	m.Ring = &api.RingMap{Layers: 4, Missing: []api.LayerSpan{{Begin: 2, End: 4}}, Windows: []api.Window{
 		{Peer: "12D3KooWabcdefgh", Layers: api.LayerSpan{End: 2}, State: api.PartServing, Sequences: 4, Free: 3, TokenMicro: 1500},
 		{Peer: "12D3KooWijklmnop", Layers: api.LayerSpan{Begin: 2, End: 9}, State: api.PartClaimed},
@@ -29,7 +30,8 @@ func TestCoverageMap(t *testing.T) {
 		width int
 		want  []string
 	}{
-		{64, []string{"tiny: 2 of 16 experts are held by nobody", "    0  221d.+32\n", "    1  22222222\n", "is one expert:",
+		{64, []string{"tiny: 2 of 16 experts are held by nobody", "held by nobody\nPrice: 1.250000 for a million tokens, 6250000 base units of the token, by the record of epoch 12\n\n",
+			"    0  221d.+32\n", "    1  22222222\n", "is one expert:",
 			"…abcdefgh has the whole model, serves layers 0:2 experts 0:4", "…ijklmnop downloads layers 0:1 experts 3:4, is leaving"}},
 		{4, []string{"    0  2d.2\n", "is 2 experts, and shows the rarest",
 			"Rings: none is complete, layers 2:4 lack", "==..  …abcdefgh layers 0:2 serving, 3 of 4 sequences free, 1.5 ms a token", "..==  …ijklmnop layers 2:9 claimed\n"}},
@@ -45,6 +47,17 @@ func TestCoverageMap(t *testing.T) {
 	}
 	if got, want := heatRow(m.Layers[0], 2, 4, true), "\x1b[30;41md\x1b[0m\x1b[30;41m.\x1b[0m"; got != want {
 		t.Errorf("coloured row %q, want %q", got, want)
+	}
+}
+
+func TestPriceText(t *testing.T) {
+	for want, p := range map[string]api.Price{
+		"0.000001 for a million tokens, 7 base units of the token, by the record of epoch 0; too old": {Raw: 1_000_000, Million: 7, Trouble: "too old"},
+		"do not pay": {Trouble: "do not pay"},
+	} {
+		if got := priceText(&p); got != want {
+			t.Errorf("got %q, want %q", got, want)
+		}
 	}
 }
 

@@ -53,6 +53,9 @@ func printStatus(w io.Writer, st *api.Status) {
 	row("Compute", "%s, %d threads", orDash(st.Backend), st.Threads)
 	if m := st.Model; m != nil {
 		row("Model", "%s", modelText(m))
+		if m.Price != nil {
+			row("Price", "%s", priceText(m.Price))
+		}
 		row("", "id %s", m.ID)
 	}
 	for _, s := range st.Slices {

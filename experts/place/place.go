@@ -23,6 +23,7 @@ type Peer struct {
 	PerPair float32 // expected time of one (row, expert) pair
 	Queued  int32   // pairs that the peer has been sent and has not answered
 	Avoid   bool    // suspect, draining or already failed for this call: covers nothing
+	Rank    uint64  // in a draw, see Rank
 }
 
 // Replica says that a peer (an index into the peers of the call) holds the experts [From, To)
@@ -74,6 +75,11 @@ func (p *Planner) Plan(peers []Peer, replicas []Replica, experts, choice []int32
 	if open > 0 {
 		p.settle(peers, replicas)
 	}
+	return p.fill(experts, choice)
+}
+
+// fill hands the peers of the distinct experts over to choice, and clears what begin made.
+func (p *Planner) fill(experts, choice []int32) (missing int) {
 	for i, e := range experts {
 		choice[i] = Missing
 		if e >= 0 && e < MaxExpert {

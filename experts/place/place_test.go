@@ -22,6 +22,7 @@ type scenario struct {
 	peers    []Peer
 	replicas []Replica
 	experts  []int32
+	draw     int // of so many; 0: no draw
 }
 
 func (s *scenario) parse(line string) error {
@@ -44,6 +45,18 @@ func (s *scenario) parse(line string) error {
 		_, err := fmt.Sscan(f[2]+" "+f[3], &r.From, &r.To)
 		s.replicas = append(s.replicas, r)
 		return err
+	case "draw": // draw most seed layer, after all peers
+		var seed Seed
+		seed[0] = f[2][0]
+		layer, err := strconv.Atoi(f[3])
+		if err != nil {
+			return err
+		}
+		for i, name := range s.names {
+			s.peers[i].Rank = Rank(&seed, int32(layer), name)
+		}
+		s.draw, err = strconv.Atoi(f[1])
+		return err
 	case "experts":
 		for _, w := range f[1:] {
 			e, err := strconv.Atoi(w)
@@ -59,7 +72,12 @@ func (s *scenario) parse(line string) error {
 
 func (s *scenario) run() string {
 	choice := make([]int32, len(s.experts))
-	missing := s.planner.Plan(s.peers, s.replicas, s.experts, choice)
+	var missing int
+	if s.draw > 0 {
+		missing = s.planner.Draw(s.draw, s.peers, s.replicas, s.experts, choice)
+	} else {
+		missing = s.planner.Plan(s.peers, s.replicas, s.experts, choice)
+	}
 	var out strings.Builder
 	for i, name := range s.names {
 		if !slices.Contains(choice, int32(i)) {

@@ -108,6 +108,7 @@ type Model struct {
 	MoELayers int    `json:"moe_layers"` // 0: a model without experts
 	Experts   int    `json:"experts"`    // per MoE layer
 	Used      int    `json:"experts_used"`
+	Price     *Price `json:"price,omitempty"` // nil: none is known, or the network has no token
 }
 
 // Slice is a half-open range of layers and experts.

@@ -22,6 +22,16 @@ type CoverageMap struct {
 	Segments []Segment  `json:"segments,omitempty"` // what is scarcest, worst first
 	Here     []Slice    `json:"here,omitempty"`     // what this node serves of it
 	Ring     *RingMap   `json:"ring,omitempty"`     // who runs windows of layers; nil: nobody does
+	Price    *Price     `json:"price,omitempty"`    // nil: none is known, or the network has no token
+}
+
+// Price is what a model costs, as this node heard and checked it.
+type Price struct {
+	Epoch   uint64  `json:"epoch"`             // after which it holds
+	Raw     uint64  `json:"price"`             // fiat micro-units · 10⁶ per 10⁶ tokens
+	Million uint64  `json:"million"`           // base units of the token for a million tokens
+	AgeSec  float64 `json:"age_sec"`           // since it was issued
+	Trouble string  `json:"trouble,omitempty"` // why it should not be paid by, or soon not
 }
 
 // RingMap says who runs which layers of a model as stages of rings.

@@ -14,14 +14,29 @@
 //
 //	a kind account       a balance
 //	b node               settle.Bond
+//	c signature          Credit: of a transfer that paid no request
 //	e action id          hash of the entry
+//	g number             record of governance, from 0 on
+//	i wallet             settle.Premiums
 //	j number             entry, from 1 on
+//	l node               Linked
 //	n                    number of the last entry
 //	p id                 Payout
 //	o id                 nothing: that payout is open
 //	r quote              settle.Request
-//	s signature          quote that it was reserved for
+//	s signature          quote that it was reserved for; zero: a Credit
 //	m                    settle.Reserve
+//	t node               totals
+//	w seconds node       nothing: something of the node's bond is free then
+//	y wallet             ids of its newest payouts
+//	d seconds quote      the state in which something is due about the request then
+//	x quote              intent: the payment of a quote that is reserved, or was
+//	k quote              kept: reports of a request, and what came of it
+//	v model epoch        signed market.PriceRecord
+//	u model epoch quote  done: what was settled, for the price
+//	h model node         shown: the rate of a node
+//	f epoch              fees that were settled in it
+//	z                    the first epoch whose fees the reserve has not taken
 //
 // A Books is safe for concurrent use.
 package cashier
@@ -113,13 +128,9 @@ func (p page) post(e settle.Entry) (posted bool, err error) {
 	if err != nil {
 		return false, err
 	}
-	var last uint64
-	if v, ok, err := p.Get([]byte{'n'}); err != nil {
+	last, err := p.last()
+	if err != nil {
 		return false, err
-	} else if ok {
-		if last, err = number(v); err != nil {
-			return false, err
-		}
 	}
 	hash := e.Hash()
 	errs := []error{p.Put(entryKey(e.Key()), hash[:]), p.Put(journalKey(last+1), raw), p.Put([]byte{'n'}, binary.BigEndian.AppendUint64(nil, last+1))}
@@ -127,6 +138,15 @@ func (p page) post(e settle.Entry) (posted bool, err error) {
 		errs = append(errs, p.Put(balanceKey(c.Account), binary.BigEndian.AppendUint64(nil, uint64(c.Amount))))
 	}
 	return true, errors.Join(errs...)
+}
+
+// last is the number of the last entry, or 0.
+func (p page) last() (uint64, error) {
+	v, ok, err := p.Get([]byte{'n'})
+	if err != nil || !ok {
+		return 0, err
+	}
+	return number(v)
 }
 
 // Post books an entry; posted is false when the books had it. Errors: those of
@@ -148,8 +168,8 @@ func (b *Books) Balance(a settle.Account) (amount settle.Amount, err error) {
 	return amount, err
 }
 
-// Verify replays the whole journal and compares what it gives with every balance that is
-// kept. It returns the replayed ledger. Error: ErrBooks, and those of the store.
+// Verify replays the whole journal and compares what it gives with every balance and
+// every bond that is kept. It returns the replayed ledger. Error: ErrBooks, and those of the store.
 func (b *Books) Verify() (*settle.Ledger, error) {
 	l := settle.NewLedger()
 	err := b.store.View(func(tx *kv.Tx) error {
@@ -175,7 +195,10 @@ func (b *Books) Verify() (*settle.Ledger, error) {
 		if all := len(l.Accounts()); err == nil && kept != all {
 			err = fmt.Errorf("%w: %d accounts are kept, the entries make %d", ErrBooks, kept, all)
 		}
-		return err
+		if err != nil {
+			return err
+		}
+		return verifyBonds(tx, l)
 	})
 	if err != nil {
 		return nil, err
@@ -211,10 +234,14 @@ func (p page) load(key []byte, record any) (ok bool, err error) {
 	if err != nil || !ok {
 		return false, err
 	}
+	return true, decode(key, v, record)
+}
+
+func decode(key, v []byte, record any) error {
 	if err := cbor.Unmarshal(v, record); err != nil {
-		return false, fmt.Errorf("%w: record %x: %w", ErrBooks, key, err)
+		return fmt.Errorf("%w: record %x: %w", ErrBooks, key, err)
 	}
-	return true, nil
+	return nil
 }
 
 func (p page) save(key []byte, record any) error {

@@ -408,53 +408,69 @@ func TestHistories(t *testing.T) {
 	b.mustHave(t, settle.Inflow, settle.Key{}, 60*quoteOf(1, owners[0]).Amount)
 }
 
-// BenchmarkDebit: quotes that prepaid balances pay, both on the disk before they count.
-func BenchmarkDebit(b *testing.B) {
+// BenchmarkBooks: quotes that prepaid balances pay, or that signatures are reserved for,
+// both on the disk before they count.
+func BenchmarkBooks(b *testing.B) {
+	ways := map[string]func(*Books, settle.Quote) error{
+		"debits": func(books *Books, q settle.Quote) error { _, err := books.Debit(q.ID, q.Owner); return err },
+		"reservations": func(books *Books, q settle.Quote) error {
+			_, err := books.Reserve(q.ID, settle.Signature(append(make([]byte, 48), q.ID[:]...)), testNow)
+			return err
+		},
+	}
 	for _, accounts := range []int{1_000, 1_000_000} {
 		books := newBooks(b)
 		owner := func(i int) settle.Wallet { return keyOf(fmt.Sprint("owner", i)) }
-		var next atomic.Int64
-		fill := func() {
-			for i := next.Add(1); i <= int64(accounts); i = next.Add(1) {
-				e, err := settle.DepositEntry(settle.Payment{Message: hashOf(i), Payer: owner(int(i)), Amount: 1 << 40}, testNow)
-				if err == nil {
-					_, err = books.Post(e)
-				}
-				if err != nil {
-					b.Error(err)
-					return
-				}
+		fill(b, books, accounts, owner)
+		id := uint64(0)
+		for _, callers := range []int{1, 256} {
+			for what, do := range ways {
+				b.Run(fmt.Sprintf("accounts=%d/callers=%d/%s", accounts, callers, what), func(b *testing.B) {
+					benchBooks(b, books, callers, what, do, func(i int) settle.Quote { return quoteOf(id+uint64(i)+1, owner(1+i*7919%accounts)) })
+					id += uint64(b.N)
+				})
 			}
 		}
-		inParallel(512, fill)
-		id := uint64(0)
-		for _, callers := range []int{1, 16, 256} {
-			b.Run(fmt.Sprintf("accounts=%d/callers=%d", accounts, callers), func(b *testing.B) {
-				times := make([]time.Duration, b.N)
-				var next atomic.Int64
-				inParallel(callers, func() {
-					for i := next.Add(1) - 1; i < int64(b.N); i = next.Add(1) - 1 {
-						who := owner(1 + int(i*7919)%accounts)
-						q := quoteOf(id+uint64(i)+1, who)
-						began := time.Now()
-						err := books.Quote(q)
-						if err == nil {
-							_, err = books.Debit(q.ID, who)
-						}
-						if err != nil {
-							b.Error(err)
-							return
-						}
-						times[i] = time.Since(began)
-					}
-				})
-				id += uint64(b.N)
-				slices.Sort(times)
-				b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "debits/s")
-				b.ReportMetric(times[len(times)*99/100].Seconds()*1e3, "p99-ms")
-			})
-		}
 	}
+}
+
+// fill gives so many owners a balance.
+func fill(b *testing.B, books *Books, accounts int, owner func(int) settle.Wallet) {
+	var next atomic.Int64
+	inParallel(512, func() {
+		for i := next.Add(1); i <= int64(accounts); i = next.Add(1) {
+			e, err := settle.DepositEntry(settle.Payment{Message: hashOf(i), Payer: owner(int(i)), Amount: 1 << 40}, testNow)
+			if err == nil {
+				_, err = books.Post(e)
+			}
+			if err != nil {
+				b.Error(err)
+				return
+			}
+		}
+	})
+}
+
+func benchBooks(b *testing.B, books *Books, callers int, what string, do func(*Books, settle.Quote) error, quote func(int) settle.Quote) {
+	times := make([]time.Duration, b.N)
+	var next atomic.Int64
+	inParallel(callers, func() {
+		for i := next.Add(1) - 1; i < int64(b.N); i = next.Add(1) - 1 {
+			q, began := quote(int(i)), time.Now()
+			err := books.Quote(q)
+			if err == nil {
+				err = do(books, q)
+			}
+			if err != nil {
+				b.Error(err)
+				return
+			}
+			times[i] = time.Since(began)
+		}
+	})
+	slices.Sort(times)
+	b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), what+"/s")
+	b.ReportMetric(times[len(times)*99/100].Seconds()*1e3, "p99-ms")
 }
 
 func inParallel(n int, fn func()) {

@@ -3,9 +3,16 @@ package cashier
 import (
 	"context"
 	"crypto/ed25519"
+	"crypto/rand"
+	"crypto/sha256"
+	"errors"
+	"fmt"
 	"log/slog"
+	"slices"
+	"sync"
 	"time"
 
+	"kvasird/market"
 	"kvasird/settle"
 	"kvasird/settle/govern"
 	"kvasird/settle/solana"
@@ -16,22 +23,43 @@ type Chain interface {
 	Payment(ctx context.Context, c solana.Claim) (solana.Payment, error)
 	Stake(ctx context.Context, c solana.Claim) (solana.Payment, error)
 	Vault() solana.Vault
+	Slot(ctx context.Context) (uint64, error)
+	Sponsor
 }
 
-// DeskConfig is what a Desk works with. All fields but the last three are required.
+// Sponsor takes transactions whose fee it pays, as solana.Client does.
+type Sponsor interface {
+	CoSign(ctx context.Context, fee ed25519.PrivateKey, partial []byte, due solana.Due) (solana.CoSigned, error)
+	Try(ctx context.Context, s solana.Signed) error
+	Send(ctx context.Context, s solana.Signed) error
+	Resolve(ctx context.Context, s solana.Signed) (solana.Outcome, error)
+}
+
+// DeskConfig is what a Desk works with. What is after Models may be zero.
 type DeskConfig struct {
-	Network   settle.Hash
-	Cluster   settle.Key         // hash of the chain's genesis block
-	Key       ed25519.PrivateKey // of this node: it signs price records
-	Books     *Books
-	Chain     Chain
-	Vault     Vault // signs payouts
-	Governor  *govern.Governor
-	Decimals  uint8
-	FirstRaw  uint64    // price of a model that has none yet, see market.Price
-	Began     time.Time // of epoch 0: the network's creation
-	Models    func(id string) (Model, error)
-	Operators []settle.Wallet // of the network: they pay nothing here
+	Network  settle.Hash
+	Cluster  settle.Key         // hash of the chain's genesis block
+	Key      ed25519.PrivateKey // of this node: it signs price records
+	Books    *Books
+	Chain    Chain
+	Vault    Vault // signs payouts
+	Governor *govern.Governor
+	Decimals uint8
+	FirstRaw uint64    // price of a model that has none yet, see market.Price
+	Began    time.Time // of epoch 0: the network's creation
+	// Models is what is known of a model, by its id. It is called for every quote.
+	Models func(id string) (Model, error)
+
+	Operators []settle.Wallet    // of the network: they pay nothing here
+	Fee       ed25519.PrivateKey // pays the fees of x402 transactions; nil: none are taken
+	// Among says from how many independent replicas a seed drew a node, as this machine
+	// sees the market. Nil: that is not known, so that nothing is emitted and prices stay.
+	Among func(model string, seed settle.Hash, node settle.Node) int
+	// Announced is what the nodes of a model announce, by settle.Node.String, in
+	// thousandths of a token per second. Nil: what they have shown counts alone.
+	Announced func(model string) map[string]uint64
+	// Publish is called with every new price record. It must not block, nor call the Desk.
+	Publish func(record []byte)
 
 	Logger *slog.Logger
 	Now    func() time.Time
@@ -47,7 +75,18 @@ type Model struct {
 // Desk settles: it is the Service of every node of a network, on the one machine that
 // holds the books. It is safe for concurrent use.
 type Desk struct {
-	cfg DeskConfig
+	cfg    DeskConfig
+	node   settle.Node
+	secret settle.Hash // in the seeds of draws
+
+	mu    sync.Mutex // guards what follows
+	slot  uint64     // finalized on the chain
+	asked time.Time  // when
+	open  map[settle.Node]map[settle.QuoteID]uint64
+	busy  map[settle.QuoteID]bool // payments that are being proved
+
+	pricing sync.Mutex // guards chains, and is held while a record is made
+	chains  map[settle.Hash]*market.PriceChain
 }
 
 // Teller is a Desk as one node sees it.
@@ -56,5 +95,103 @@ type Teller struct {
 	node settle.Node
 }
 
+var _ Service = (*Teller)(nil)
+
 // As is the desk for a node, whose key the caller has verified.
 func (d *Desk) As(node settle.Node) *Teller { return &Teller{d, node} }
+
+// OpenDesk reads the prices of the books, and refuses those that do not follow from one
+// another. It asks nothing of the chain.
+func OpenDesk(cfg DeskConfig) (*Desk, error) {
+	if err := cfg.validate(); err != nil {
+		return nil, fmt.Errorf("the settlement: %w", err)
+	}
+	d := &Desk{cfg: cfg, node: settle.Node(cfg.Key.Public().(ed25519.PublicKey)),
+		secret: sha256.Sum256(slices.Concat([]byte("kvasir draw secret 1\n"), cfg.Network[:], cfg.Key.Seed())),
+		open:   map[settle.Node]map[settle.QuoteID]uint64{}, busy: map[settle.QuoteID]bool{},
+		chains: map[settle.Hash]*market.PriceChain{}}
+	if err := d.readPrices(); err != nil {
+		return nil, fmt.Errorf("the settlement: %w", err)
+	}
+	return d, nil
+}
+
+func (cfg *DeskConfig) validate() error {
+	if cfg.Logger == nil {
+		cfg.Logger = slog.New(slog.DiscardHandler)
+	}
+	if cfg.Now == nil {
+		cfg.Now = time.Now
+	}
+	if cfg.Random == nil {
+		cfg.Random = func(b []byte) { rand.Read(b) } // it never fails
+	}
+	for what, missing := range map[string]bool{
+		"the network's id": cfg.Network == settle.Hash{}, "the node's key": len(cfg.Key) != ed25519.PrivateKeySize,
+		"the books": cfg.Books == nil, "the chain": cfg.Chain == nil, "the vault's key": cfg.Vault == nil, "governance": cfg.Governor == nil,
+		"the first price": cfg.FirstRaw == 0, "when the network began": cfg.Began.Unix() <= 0, "the models": cfg.Models == nil,
+	} {
+		if missing {
+			return fmt.Errorf("%s is missing", what)
+		}
+	}
+	if cfg.Fee != nil && len(cfg.Fee) != ed25519.PrivateKeySize {
+		return fmt.Errorf("the fee key has %d bytes, not %d", len(cfg.Fee), ed25519.PrivateKeySize)
+	}
+	return nil
+}
+
+func (d *Desk) seconds() uint64 { return uint64(d.cfg.Now().Unix()) }
+
+// tickEvery is how often what is due is looked for.
+const tickEvery = 5 * time.Second
+
+// Run does what is due from time to time, until ctx ends.
+func (d *Desk) Run(ctx context.Context) error {
+	tick := time.NewTicker(tickEvery)
+	defer tick.Stop()
+	for {
+		if err := d.Tick(ctx); err != nil && ctx.Err() == nil {
+			d.cfg.Logger.Warn("the settlement could not do all that is due", "err", err)
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-tick.C:
+		}
+	}
+}
+
+// Tick ends the epochs that are over, and does what is due about requests that nobody
+// came for, about bonds, and about payouts.
+func (d *Desk) Tick(ctx context.Context) error {
+	d.forgetQuotes()
+	return errors.Join(d.endEpochs(), d.collect(ctx), d.Mature(ctx))
+}
+
+// Terms is part of Service.
+func (d *Desk) Terms(context.Context) (Terms, error) {
+	m := d.moment()
+	p, sequence, _ := d.cfg.Governor.Params(m.Epoch)
+	v := d.cfg.Chain.Vault()
+	t := Terms{Network: d.cfg.Network, Node: d.node, Cluster: d.cfg.Cluster, Mint: v.Mint, Program: v.Program, Decimals: d.cfg.Decimals,
+		Owner: v.Owner, Vault: v.Account, FeePayer: d.feePayer(), Epoch: m.Epoch, Sequence: sequence, Ref: p.Ref, Params: map[string]uint64{}}
+	for _, f := range settle.Fields() {
+		t.Params[f.Name] = f.Get(p)
+	}
+	var err error
+	t.Prices, err = d.prices()
+	return t, err
+}
+
+// feePayer is zero when no x402 transactions are taken.
+func (d *Desk) feePayer() (w settle.Wallet) {
+	if d.cfg.Fee != nil {
+		copy(w[:], d.cfg.Fee.Public().(ed25519.PublicKey))
+	}
+	return w
+}
+
+func (d *Desk) operator(w settle.Wallet) bool {
+	return w == d.cfg.Chain.Vault().Owner || slices.Contains(d.cfg.Operators, w)
+}

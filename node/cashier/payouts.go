@@ -17,13 +17,14 @@ type Vault interface {
 	Resolve(ctx context.Context, s solana.Signed) (solana.Outcome, error)
 }
 
-// Payout is a claim of an owner's balance on its way to a wallet.
+// Payout is a claim of an owner's balance, or of the treasury, on its way to a wallet.
 type Payout struct {
-	ID      settle.Hash // of the claim: one claim is paid once
-	Owner   settle.Wallet
-	Amount  settle.Amount
-	Signed  solana.Signed
-	Outcome solana.Outcome
+	ID       settle.Hash   // of the claim: one claim is paid once
+	Owner    settle.Wallet // who is paid
+	Amount   settle.Amount
+	Treasury bool // it is the treasury's, and not of the owner's balance
+	Signed   solana.Signed
+	Outcome  solana.Outcome
 }
 
 // Refusals of a claim.
@@ -46,18 +47,26 @@ func openKey(id settle.Hash) []byte { return append([]byte{'o'}, id[:]...) }
 // claim again is the same payout. Errors: ErrOtherClaim, ErrNothing, settle.ErrFunds, and
 // why none can be signed now.
 func (b *Books) Claim(ctx context.Context, v Vault, id settle.Hash, owner settle.Wallet, amount settle.Amount) (Payout, error) {
-	if amount == 0 {
+	return b.payOut(ctx, v, Payout{ID: id, Owner: owner, Amount: amount})
+}
+
+// Withdraw pays an amount of the treasury to a wallet, as Claim does.
+func (b *Books) Withdraw(ctx context.Context, v Vault, id settle.Hash, to settle.Wallet, amount settle.Amount) (Payout, error) {
+	return b.payOut(ctx, v, Payout{ID: id, Owner: to, Amount: amount, Treasury: true})
+}
+
+func (b *Books) payOut(ctx context.Context, v Vault, want Payout) (Payout, error) {
+	if want.Amount == 0 {
 		return Payout{}, ErrNothing
 	}
-	want := Payout{ID: id, Owner: owner, Amount: amount}
-	old, ok, err := b.Payout(id)
+	old, ok, err := b.Payout(want.ID)
 	if err != nil || ok {
 		return old, errors.Join(err, want.same(old, ok))
 	}
-	if has, err := b.Balance(settle.Account{Kind: settle.Balance, ID: owner}); err != nil || has < amount {
-		return Payout{}, errors.Join(err, fmt.Errorf("%w: %s has %d, %d is claimed", settle.ErrFunds, owner, has, amount))
+	if err := b.store.View(func(tx *kv.Tx) error { return page{tx}.covers(want) }); err != nil {
+		return Payout{}, err
 	}
-	if want.Signed, err = v.Sign(ctx, solana.Payout{To: owner, Amount: amount, Memo: fmt.Sprintf("%s%x", payoutMemo, id)}); err != nil {
+	if want.Signed, err = v.Sign(ctx, solana.Payout{To: want.Owner, Amount: want.Amount, Memo: fmt.Sprintf("%s%x", payoutMemo, want.ID)}); err != nil {
 		return Payout{}, err
 	}
 	cut("signed")
@@ -73,8 +82,50 @@ func (b *Books) Claim(ctx context.Context, v Vault, id settle.Hash, owner settle
 	return kept, nil
 }
 
+// covers refuses a payout that is more than there is. What leaves the treasury is taken
+// from it when it has left, so what is under way does not count. Error: settle.ErrFunds.
+func (p page) covers(o Payout) error {
+	from := settle.Account{Kind: settle.Balance, ID: o.Owner}
+	if o.Treasury {
+		from = settle.Account{Kind: settle.Treasury}
+	}
+	has, err := p.Balance(from)
+	if err != nil {
+		return err
+	}
+	if o.Treasury {
+		open, err := p.open()
+		if err != nil {
+			return err
+		}
+		for _, other := range open {
+			if other.Treasury {
+				has -= min(has, other.Amount)
+			}
+		}
+	}
+	if has < o.Amount {
+		return fmt.Errorf("%w: %s has %d, %d is claimed", settle.ErrFunds, from, has, o.Amount)
+	}
+	return nil
+}
+
+// open are the payouts that nobody knows the outcome of.
+func (p page) open() (all []Payout, err error) {
+	err = p.Each([]byte{'o'}, func(k, _ []byte) error {
+		var o Payout
+		ok, err := p.load(payoutKey(settle.Hash(k[1:])), &o)
+		if err == nil && !ok {
+			err = fmt.Errorf("%w: no payout %x", ErrBooks, k[1:])
+		}
+		all = append(all, o)
+		return err
+	})
+	return all, err
+}
+
 func (p Payout) same(old Payout, ok bool) error {
-	if ok && (old.Owner != p.Owner || old.Amount != p.Amount) {
+	if ok && (old.Owner != p.Owner || old.Amount != p.Amount || old.Treasury != p.Treasury) {
 		return fmt.Errorf("%w: %d to %s", ErrOtherClaim, old.Amount, old.Owner)
 	}
 	return nil
@@ -89,18 +140,23 @@ func (b *Books) intend(want Payout) (kept Payout, mine bool, err error) {
 		if err != nil || ok {
 			return errors.Join(err, want.same(kept, ok))
 		}
-		if err := p.move(settle.ActPayout, want, settle.Balance, settle.Leaving, b.seconds()); err != nil {
+		if want.Treasury {
+			err = p.covers(want)
+		} else {
+			err = p.move(settle.ActPayout, want, settle.Balance, settle.Leaving, b.seconds())
+		}
+		if err != nil {
 			return err
 		}
 		kept, mine = want, true
-		return errors.Join(p.save(payoutKey(want.ID), want), p.Put(openKey(want.ID), []byte{1}))
+		return errors.Join(p.save(payoutKey(want.ID), want), p.Put(openKey(want.ID), []byte{1}), p.list(want))
 	})
 	return kept, mine && err == nil, err
 }
 
 func (p page) move(a settle.Action, o Payout, from, to settle.Kind, now uint64) error {
 	account := func(k settle.Kind) settle.Account {
-		if k == settle.PaidOut {
+		if k == settle.PaidOut || k == settle.Treasury {
 			return settle.Account{Kind: k}
 		}
 		return settle.Account{Kind: k, ID: o.Owner}
@@ -122,21 +178,14 @@ func (b *Books) Payout(id settle.Hash) (p Payout, ok bool, err error) {
 }
 
 // Resolve asks the chain about every open payout: what landed is paid, what failed or
-// expired is the owner's balance again, and the rest is sent once more. It returns how
+// expired is the owner's balance, or the treasury's, again, and the rest is sent once more. It returns how
 // many stay open, and what kept it from asking about some. It is called at the start
 // and from time to time.
 func (b *Books) Resolve(ctx context.Context, v Vault) (open int, err error) {
 	var all []Payout
-	err = b.store.View(func(tx *kv.Tx) error {
-		return tx.Each([]byte{'o'}, func(k, _ []byte) error {
-			var p Payout
-			ok, err := page{tx}.load(payoutKey(settle.Hash(k[1:])), &p)
-			if err == nil && !ok {
-				err = fmt.Errorf("%w: no payout %x", ErrBooks, k[1:])
-			}
-			all = append(all, p)
-			return err
-		})
+	err = b.store.View(func(tx *kv.Tx) (err error) {
+		all, err = page{tx}.open()
+		return err
 	})
 	if err != nil {
 		return 0, err
@@ -165,12 +214,18 @@ func (b *Books) Resolve(ctx context.Context, v Vault) (open int, err error) {
 func (b *Books) finish(p Payout, o solana.Outcome) error {
 	p.Outcome = o
 	return b.store.Update(func(tx *kv.Tx) error {
-		pg, action, to := page{tx}, settle.ActPayoutDone, settle.PaidOut
-		if o != solana.Landed {
+		pg := page{tx}
+		action, from, to := settle.ActPayoutDone, settle.Leaving, settle.PaidOut
+		switch {
+		case p.Treasury:
+			action, from = settle.ActWithdraw, settle.Treasury
+		case o != solana.Landed:
 			action, to = settle.ActPayoutFailed, settle.Balance
 		}
-		if err := pg.move(action, p, settle.Leaving, to, b.seconds()); err != nil {
-			return err
+		if o == solana.Landed || !p.Treasury { // a withdrawal that failed moved nothing
+			if err := pg.move(action, p, from, to, b.seconds()); err != nil {
+				return err
+			}
 		}
 		return errors.Join(pg.save(payoutKey(p.ID), p), pg.Delete(openKey(p.ID)))
 	})

@@ -4,7 +4,6 @@ package cashier
 
 import (
 	"context"
-	"crypto/ed25519"
 	"encoding/hex"
 	"encoding/json"
 	"errors"
@@ -25,16 +24,6 @@ import (
 )
 
 func init() { children["payout"] = payoutChild }
-
-// keyed is a client with the keys of the vault.
-type keyed struct {
-	*solana.Client
-	vault, fee ed25519.PrivateKey
-}
-
-func (k keyed) Sign(ctx context.Context, p solana.Payout) (solana.Signed, error) {
-	return k.Client.Sign(ctx, k.vault, k.fee, p)
-}
 
 // bank is a chain with a vault.
 type bank struct {

@@ -32,7 +32,7 @@ func (b *Books) Quote(q settle.Quote) error {
 		if ok, err := (page{tx}).load(requestKey(q.ID), &old); err != nil || ok {
 			return errors.Join(err, fmt.Errorf("%w: %s is taken", settle.ErrQuote, q.ID))
 		}
-		return page{tx}.save(requestKey(q.ID), r)
+		return errors.Join(page{tx}.save(requestKey(q.ID), r), page{tx}.watch(r, b.seconds()))
 	})
 }
 
@@ -66,7 +66,7 @@ func (b *Books) step(id settle.QuoteID, next func(page, settle.Request) (settle.
 				return err
 			}
 		}
-		return p.save(requestKey(id), r)
+		return errors.Join(p.save(requestKey(id), r), p.watch(r, b.seconds()))
 	})
 	return r, err
 }
@@ -75,6 +75,12 @@ func (b *Books) step(id settle.QuoteID, next func(page, settle.Request) (settle.
 // until when its caller asks, in Unix seconds. Errors: ErrNoQuote, ErrUsed, those of
 // settle.Request.Reserve.
 func (b *Books) Reserve(id settle.QuoteID, sig settle.Signature, lease uint64) (settle.Request, error) {
+	return b.reserve(id, sig, lease, nil)
+}
+
+// reserve also keeps how the payment is proved, unless there is something of the same
+// signature already.
+func (b *Books) reserve(id settle.QuoteID, sig settle.Signature, lease uint64, how *intent) (settle.Request, error) {
 	return b.step(id, func(p page, r settle.Request) (settle.Request, []settle.Entry, error) {
 		v, ok, err := p.Get(signatureKey(sig))
 		if err != nil {
@@ -85,6 +91,11 @@ func (b *Books) Reserve(id settle.QuoteID, sig settle.Signature, lease uint64) (
 		}
 		if r, err = r.Reserve(sig, b.seconds(), lease); err != nil {
 			return r, nil, err
+		}
+		if how != nil {
+			if err := p.keepIntent(id, sig, *how); err != nil {
+				return r, nil, err
+			}
 		}
 		return r, nil, p.Put(signatureKey(sig), id[:])
 	})
@@ -165,38 +176,48 @@ func (b *Books) End(id settle.QuoteID, tokens uint64, failed string) (settle.Req
 // ErrSettled, those of settle.Params.SettleRequest.
 func (b *Books) Settle(p settle.Params, s settle.Settling) (out settle.Outcome, err error) {
 	_, err = b.step(s.Job.Request.Quote.ID, func(pg page, r settle.Request) (settle.Request, []settle.Entry, error) {
-		_, done, err := pg.Entry(settle.EntryKey{Once: settle.ActSettle, ID: settle.RequestKey(r.Quote.ID)})
-		if err != nil {
+		if err := pg.unsettled(r.Quote.ID); err != nil {
 			return r, nil, err
 		}
-		if done {
-			return r, nil, ErrSettled
-		}
-		s.Job.Request, s.Bonds, s.Now, s.Reserve = r, map[settle.Node]settle.Bond{}, b.seconds(), settle.Reserve{}
-		if _, err := pg.load([]byte{'m'}, &s.Reserve); err != nil {
-			return r, nil, err
-		}
-		for _, w := range s.Work {
-			var bond settle.Bond
-			if _, err := pg.load(bondKey(w.Worker), &bond); err != nil {
-				return r, nil, err
-			}
-			s.Bonds[w.Worker] = bond
-		}
-		if out, err = p.SettleRequest(s); err != nil {
-			return r, nil, err
-		}
-		return b.settled(pg, r, out)
+		var entries []settle.Entry
+		r, entries, out, err = b.settle(pg, r, p, s)
+		return r, entries, err
 	})
 	return out, err
 }
 
+// unsettled refuses what is settled. Error: ErrSettled.
+func (p page) unsettled(id settle.QuoteID) error {
+	_, done, err := p.Entry(settle.EntryKey{Once: settle.ActSettle, ID: settle.RequestKey(id)})
+	if err == nil && done {
+		err = ErrSettled
+	}
+	return err
+}
+
+func (b *Books) settle(pg page, r settle.Request, p settle.Params, s settle.Settling) (next settle.Request, entries []settle.Entry, out settle.Outcome, err error) {
+	s.Job.Request, s.Bonds, s.Now, s.Reserve = r, map[settle.Node]settle.Bond{}, b.seconds(), settle.Reserve{}
+	if _, err := pg.load([]byte{'m'}, &s.Reserve); err != nil {
+		return r, nil, out, err
+	}
+	for _, w := range s.Work {
+		var bond settle.Bond
+		if _, err := pg.load(bondKey(w.Worker), &bond); err != nil {
+			return r, nil, out, err
+		}
+		s.Bonds[w.Worker] = bond
+	}
+	if out, err = p.SettleRequest(s); err != nil {
+		return r, nil, out, err
+	}
+	next, entries, err = b.settled(pg, r, out)
+	return next, entries, out, err
+}
+
 // settled keeps what a settlement changed beside the ledger.
 func (b *Books) settled(p page, r settle.Request, out settle.Outcome) (settle.Request, []settle.Entry, error) {
-	for _, w := range out.Workers {
-		if err := p.save(bondKey(w.Worker), w.Bond); err != nil {
-			return r, nil, err
-		}
+	if err := b.pay(p, r, out); err != nil {
+		return r, nil, err
 	}
 	if out.Reserve.Total > 0 {
 		if err := p.save([]byte{'m'}, out.Reserve); err != nil {

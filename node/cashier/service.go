@@ -30,10 +30,11 @@ type Service interface {
 	// End ends it, with what was done for it, and settles it.
 	End(ctx context.Context, e Ended) (Settled, error)
 
-	// Link lets a wallet have this node's pay, or takes that back.
+	// Link lets a wallet have this node's pay, or takes that back. Another wallet's needs
+	// that the linked one lets go first.
 	Link(ctx context.Context, l Link) (Linked, error)
 	// Deposit credits a transfer to the vault, to the balance of its sender or, as a
-	// stake, to the bond of this node.
+	// stake, to the bond of this node: see StakeMemo.
 	Deposit(ctx context.Context, d Deposit) (Ledger, error)
 	// Unstake begins to take an amount out of this node's bond.
 	Unstake(ctx context.Context, m Move) (Ledger, error)
@@ -128,11 +129,12 @@ type Settled struct {
 	Emitted settle.Amount `json:"emitted"`
 }
 
-// Link is a wallet's word that it has the pay of a node. Text is what LinkText gives.
+// Link is a wallet's word that it has the pay of a node. What it signs is LinkText, wrapped
+// by govern.Wrap. A zero Wallet is the linked wallet's word that it lets go.
 type Link struct {
 	Wallet    settle.Wallet    `json:"wallet"`
 	Spend     bool             `json:"spend"`  // the node may pay from the wallet's balance
-	Since     uint64           `json:"since"`  // Unix seconds; of two links the later holds
+	Since     uint64           `json:"since"`  // Unix seconds; of two links of a wallet the later holds
 	Format    string           `json:"format"` // how the wallet wraps the text: v0, v1, raw
 	Signature settle.Signature `json:"signature"`
 }

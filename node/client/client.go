@@ -100,9 +100,14 @@ func (c *Client) RevokeKey(ctx context.Context, name string) (api.RevokedKey, er
 	return revoked, err
 }
 
-// call sends in, unless it is nil, and decodes the answer into out.
+// call is callWithin the time of a status.
 func (c *Client) call(ctx context.Context, method, path string, in, out any) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, statusTimeout, c.hangs(statusTimeout))
+	return c.callWithin(ctx, statusTimeout, method, path, in, out)
+}
+
+// callWithin sends in, unless it is nil, and decodes the answer into out.
+func (c *Client) callWithin(ctx context.Context, limit time.Duration, method, path string, in, out any) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, limit, c.hangs(limit))
 	defer cancel()
 	var body []byte
 	if in != nil {

@@ -3,6 +3,7 @@ package gateway
 import (
 	"compress/gzip"
 	"compress/zlib"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"io"
@@ -23,8 +24,9 @@ const (
 )
 
 // body reads and decodes a request's JSON object, within its limits of size and
-// time. done gives back what the body holds, once the request is prepared.
-func (g *Gateway) body(w http.ResponseWriter, r *http.Request) (d *jinja.Dict, done func(), e *apiError) {
+// time. sum is the SHA-256 of the decoded body where something is paid. done gives back
+// what the body holds, once the request is prepared.
+func (g *Gateway) body(w http.ResponseWriter, r *http.Request) (d *jinja.Dict, sum [sha256.Size]byte, done func(), e *apiError) {
 	hold := &held{}
 	defer func() {
 		if e != nil {
@@ -33,15 +35,18 @@ func (g *Gateway) body(w http.ResponseWriter, r *http.Request) (d *jinja.Dict, d
 	}()
 	data, e := g.readBody(w, r, hold)
 	if e != nil {
-		return nil, nil, e
+		return nil, sum, nil, e
 	}
 	if !hold.take(r, g.preparing) {
-		return nil, nil, clientClosed()
+		return nil, sum, nil, clientClosed()
+	}
+	if g.cfg.Payments != nil {
+		sum = sha256.Sum256(data)
 	}
 	if d, e = decodeObject(data); e != nil {
-		return nil, nil, e
+		return nil, sum, nil, e
 	}
-	return d, hold.release, nil
+	return d, sum, hold.release, nil
 }
 
 func clientClosed() *apiError {

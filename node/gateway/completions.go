@@ -118,7 +118,7 @@ func parseCompletions(d *jinja.Dict) (*textTask, *apiError) {
 // completions is POST /v1/completions.
 func (g *Gateway) completions(w http.ResponseWriter, r *http.Request) {
 	g.withPlace(w, r, func() {
-		d, done, e := g.body(w, r)
+		d, sum, done, e := g.body(w, r)
 		if e != nil {
 			writeError(w, r, e)
 			return
@@ -133,6 +133,7 @@ func (g *Gateway) completions(w http.ResponseWriter, r *http.Request) {
 			writeError(w, r, e)
 			return
 		}
+		list[0].sum = sum
 		g.runTexts(w, r, list)
 	})
 }
@@ -157,14 +158,20 @@ func (g *Gateway) prepareTexts(t *textTask) (list []*ready, e *apiError) {
 }
 
 func (g *Gateway) runTexts(w http.ResponseWriter, r *http.Request, list []*ready) {
-	ctx, cancel := g.limit(r.Context())
+	bill, e := g.bill(w, r, list...)
+	if e != nil {
+		writeError(w, r, e)
+		return
+	}
+	var all []*generation
+	defer func() { bill.end(all, e) }()
+	ctx, cancel := g.limit(bill.context(r.Context()))
 	defer cancel()
 	a := &textAnswer{q: list[0]}
-	var all []*generation
 	for _, q := range list {
 		q.sampling.Owner = asker(r)
-		some, e := g.start(ctx, q)
-		if e != nil {
+		var some []*generation
+		if some, e = g.start(ctx, q); e != nil {
 			writeError(w, r, e)
 			return
 		}

@@ -43,52 +43,68 @@ type embeddingItem struct {
 // embeddings is POST /v1/embeddings.
 func (g *Gateway) embeddings(w http.ResponseWriter, r *http.Request) {
 	g.withPlace(w, r, func() {
-		d, done, e := g.body(w, r)
+		d, sum, done, e := g.body(w, r)
 		if e != nil {
 			writeError(w, r, e)
 			return
 		}
 		t, e := parseEmbeddings(d)
-		var engine EmbedEngine
+		var m *servedModel
 		var prompts [][]int32
 		if e == nil {
-			engine, prompts, e = g.prepareEmbeddings(t)
+			m, prompts, e = g.prepareEmbeddings(t)
 		}
 		done()
 		if e != nil {
 			writeError(w, r, e)
 			return
 		}
-		ctx, cancel := g.limit(r.Context())
-		defer cancel()
-		vectors, err := engine.Embed(ctx, asker(r), prompts)
-		if err == nil && len(vectors) != len(prompts) {
-			err = fmt.Errorf("the engine made %d embeddings of %d inputs", len(vectors), len(prompts))
+		cost := Cost{Body: sum}
+		for _, p := range prompts {
+			cost.Prompt += len(p)
 		}
-		for i := range vectors {
-			if slices.ContainsFunc(vectors[i], func(x float32) bool { return x-x != 0 }) {
-				err = fmt.Errorf("the embedding of input %d is not finite", i)
-			}
-		}
-		if err != nil {
-			e := engineError(causeOf(ctx, err))
-			if e.code == codeTooLong {
-				e.param = "input"
-			}
+		paid, e := g.charge(w, r, m, cost)
+		if e != nil {
 			writeError(w, r, e)
 			return
 		}
-		g.sendEmbeddings(w, r, t, prompts, vectors)
+		tokens, err := g.embed(w, r, t, m, prompts, bill{paid: paid})
+		if paid != nil {
+			paid.End(tokens, err)
+		}
 	})
 }
 
-func (g *Gateway) prepareEmbeddings(t *embedTask) (EmbedEngine, [][]int32, *apiError) {
+// embed answers, and says how many tokens it cost.
+func (g *Gateway) embed(w http.ResponseWriter, r *http.Request, t *embedTask, m *servedModel, prompts [][]int32, b bill) (tokens int, err error) {
+	ctx, cancel := g.limit(b.context(r.Context()))
+	defer cancel()
+	vectors, err := m.Engine.(EmbedEngine).Embed(ctx, asker(r), prompts)
+	if err == nil && len(vectors) != len(prompts) {
+		err = fmt.Errorf("the engine made %d embeddings of %d inputs", len(vectors), len(prompts))
+	}
+	for i := range vectors {
+		if slices.ContainsFunc(vectors[i], func(x float32) bool { return x-x != 0 }) {
+			err = fmt.Errorf("the embedding of input %d is not finite", i)
+		}
+	}
+	if err != nil {
+		e := engineError(causeOf(ctx, err))
+		if e.code == codeTooLong {
+			e.param = "input"
+		}
+		writeError(w, r, e)
+		return 0, e
+	}
+	return g.sendEmbeddings(w, r, t, prompts, vectors), nil
+}
+
+func (g *Gateway) prepareEmbeddings(t *embedTask) (*servedModel, [][]int32, *apiError) {
 	m, e := g.model(t.model)
 	if e != nil {
 		return nil, nil, e
 	}
-	engine, ok := m.Engine.(EmbedEngine)
-	if !ok {
+	if _, ok := m.Engine.(EmbedEngine); !ok {
 		return nil, nil, lacks("model", fmt.Sprintf("%q makes text, it has no embeddings", m.ID))
 	}
 	t.model = m.ID
@@ -104,11 +120,11 @@ func (g *Gateway) prepareEmbeddings(t *embedTask) (EmbedEngine, [][]int32, *apiE
 		}
 		prompts = append(prompts, tokens)
 	}
-	return engine, prompts, nil
+	return m, prompts, nil
 }
 
-func (g *Gateway) sendEmbeddings(w http.ResponseWriter, r *http.Request, t *embedTask, prompts [][]int32, vectors [][]float32) {
-	type tokens struct {
+func (g *Gateway) sendEmbeddings(w http.ResponseWriter, r *http.Request, t *embedTask, prompts [][]int32, vectors [][]float32) (tokens int) {
+	type usage struct {
 		Prompt int `json:"prompt_tokens"`
 		Total  int `json:"total_tokens"`
 	}
@@ -116,7 +132,7 @@ func (g *Gateway) sendEmbeddings(w http.ResponseWriter, r *http.Request, t *embe
 		Object string          `json:"object"`
 		Data   []embeddingItem `json:"data"`
 		Model  string          `json:"model"`
-		Usage  tokens          `json:"usage"`
+		Usage  usage           `json:"usage"`
 	}{Object: "list", Model: t.model}
 	for i, v := range vectors {
 		item := embeddingItem{Object: "embedding", Index: i, Embedding: v}
@@ -129,6 +145,7 @@ func (g *Gateway) sendEmbeddings(w http.ResponseWriter, r *http.Request, t *embe
 	out.Usage.Total = out.Usage.Prompt
 	countTokens(r, out.Usage.Total)
 	g.writeAnswer(w, out)
+	return out.Usage.Total
 }
 
 func packed(v []float32) string {

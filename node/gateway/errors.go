@@ -28,6 +28,8 @@ type apiError struct {
 	final      bool // asking again would end the same way
 
 	promptTokens, limitTokens int // of a prompt that does not fit
+
+	payment any // what to pay, see PaymentError
 }
 
 func (e *apiError) Error() string { return e.message }
@@ -83,7 +85,7 @@ func (e *apiError) anthropicKind() string {
 }
 
 // openAI is {"error":{"message":…,"type":…,"param":…,"code":…}}; param and
-// code are null when empty.
+// code are null when empty. What to pay stands beside it.
 func (e *apiError) openAI() any {
 	text := func(s string) any {
 		if s == "" {
@@ -91,9 +93,13 @@ func (e *apiError) openAI() any {
 		}
 		return s
 	}
-	return map[string]any{"error": map[string]any{
+	body := map[string]any{"error": map[string]any{
 		"message": e.message, "type": e.openAIKind(), "param": text(e.param), "code": text(e.code),
 	}}
+	if e.payment != nil {
+		body["payment"] = e.payment
+	}
+	return body
 }
 
 // anthropic is {"type":"error","error":{"type":…,"message":…},"request_id":…}.
@@ -110,10 +116,11 @@ func (e *apiError) anthropic(requestID string) any {
 			Message string `json:"message"`
 		} `json:"error"`
 		RequestID string `json:"request_id"`
+		Payment   any    `json:"payment,omitempty"`
 	}{"error", struct {
 		Type    string `json:"type"`
 		Message string `json:"message"`
-	}{e.anthropicKind(), message}, requestID}
+	}{e.anthropicKind(), message}, requestID, e.payment}
 }
 
 // isAnthropic says in whose API a request speaks.
@@ -161,6 +168,9 @@ func engineError(err error) *apiError {
 	var failed *apiError
 	if errors.As(err, &failed) {
 		return failed
+	}
+	if e, ok := paymentError(err); ok {
+		return e
 	}
 	var pay interface{ PaymentRequired() bool }
 	if errors.As(err, &pay) && pay.PaymentRequired() {

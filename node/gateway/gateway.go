@@ -83,9 +83,10 @@ type Config struct {
 	Hosts  []string                // names, beside loopback, by which clients may call it
 	// Origins are the web origins whose pages may use the gateway (CORS), as
 	// scheme://host:port, or "*" for all. None by default.
-	Origins []string
-	Keys    Keys  // nil: no key is asked for
-	Store   Store // of responses; nil: those of the last hour, up to 64 MB in memory
+	Origins  []string
+	Keys     Keys     // nil: no key is asked for
+	Payments Payments // nil: answers are free
+	Store    Store    // of responses; nil: those of the last hour, up to 64 MB in memory
 	// Limit is how long a request may take, from when it is queued; 0: 10 minutes.
 	Limit  time.Duration
 	Logger *slog.Logger
@@ -211,6 +212,9 @@ func (g *Gateway) routes() {
 	for _, prefix := range []string{"/v1", "/anthropic/v1"} {
 		g.mux.HandleFunc(prefix+"/messages", only(http.MethodPost, g.messages))
 		g.mux.HandleFunc(prefix+"/messages/count_tokens", only(http.MethodPost, g.countTokens))
+	}
+	if g.cfg.Payments != nil {
+		g.mux.HandleFunc("/v1/quotes", only(http.MethodPost, g.quotes))
 	}
 	for pattern, h := range g.cfg.Routes {
 		g.mux.Handle(pattern, h)

@@ -71,6 +71,8 @@ type generation struct {
 	thinking  bool // the last piece was reasoning
 	probs     []tokenChoice
 	finish    string // set with the last pieces
+	failed    error  // why no more came
+	ended     bool   // and that was the request's context, not the engine
 }
 
 func (g *Gateway) generation(q *ready, s Stream) *generation {
@@ -91,6 +93,9 @@ func (a *generation) next(ctx context.Context, d time.Duration) ([]piece, error)
 		return a.end(a.filter.End(), a.stream.Finish()), nil
 	}
 	if err != nil {
+		if !errors.Is(err, errWaiting) {
+			a.failed, a.ended = err, ctx.Err() != nil
+		}
 		return nil, err
 	}
 	a.tokens++

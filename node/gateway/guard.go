@@ -44,7 +44,7 @@ func (g *Gateway) cors(w http.ResponseWriter, r *http.Request) bool {
 	h := w.Header()
 	h.Set("Access-Control-Allow-Origin", origin)
 	h.Add("Vary", "Origin")
-	h.Set("Access-Control-Expose-Headers", "Request-Id, X-Request-Id, Retry-After")
+	h.Set("Access-Control-Expose-Headers", "Request-Id, X-Request-Id, Retry-After, Payment-Required, Payment-Response, X-Kvasir-Quote")
 	if r.Method != http.MethodOptions || r.Header.Get("Access-Control-Request-Method") == "" {
 		return false
 	}

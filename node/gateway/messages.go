@@ -40,7 +40,7 @@ func (g *Gateway) messages(w http.ResponseWriter, r *http.Request) {
 // countTokens is POST /v1/messages/count_tokens: the input of the same request.
 func (g *Gateway) countTokens(w http.ResponseWriter, r *http.Request) {
 	g.withPlace(w, r, func() {
-		d, done, e := g.body(w, r)
+		d, _, done, e := g.body(w, r)
 		if e != nil {
 			writeError(w, r, e)
 			return

@@ -2,6 +2,7 @@ package gateway
 
 import (
 	"context"
+	"crypto/sha256"
 	"fmt"
 	"net/http"
 	"time"
@@ -38,6 +39,7 @@ type ready struct {
 	prompt  *prompt
 	id      string
 	created int64
+	sum     [sha256.Size]byte // of the body, where something is paid
 }
 
 // withPlace runs fn while the request has one of the places that bound how many
@@ -58,7 +60,7 @@ func (g *Gateway) withPlace(w http.ResponseWriter, r *http.Request, fn func()) {
 func (g *Gateway) answer(w http.ResponseWriter, r *http.Request, parse func(*jinja.Dict) (*task, *apiError), idPrefix string,
 	send func(ctx context.Context, q *ready, all []*generation)) {
 	g.withPlace(w, r, func() {
-		d, done, e := g.body(w, r)
+		d, sum, done, e := g.body(w, r)
 		if e != nil {
 			writeError(w, r, e)
 			return
@@ -73,16 +75,24 @@ func (g *Gateway) answer(w http.ResponseWriter, r *http.Request, parse func(*jin
 			writeError(w, r, e)
 			return
 		}
+		q.sum = sum
 		g.run(w, r, q, send)
 	})
 }
 
 // run queues the answers of a task that is ready, and sends them.
 func (g *Gateway) run(w http.ResponseWriter, r *http.Request, q *ready, send func(ctx context.Context, q *ready, all []*generation)) {
-	ctx, cancel := g.limit(r.Context())
+	bill, e := g.bill(w, r, q)
+	if e != nil {
+		writeError(w, r, e)
+		return
+	}
+	var all []*generation
+	defer func() { bill.end(all, e) }()
+	ctx, cancel := g.limit(bill.context(r.Context()))
 	defer cancel() // frees the engine's slots, whatever ended the answers
 	q.sampling.Owner = asker(r)
-	all, e := g.start(ctx, q)
+	all, e = g.start(ctx, q)
 	if e != nil && e.code == codeTooLong && q.overflow != nil && q.overflow(q, e) {
 		return
 	}

@@ -3,6 +3,7 @@ package govern
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 
 	"kvasird/settle"
@@ -66,6 +67,23 @@ func (g *Governor) Params(epoch uint64) (p settle.Params, sequence, refSet uint6
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return g.history.Params(epoch)
+}
+
+// Wallets are those with authority.
+func (g *Governor) Wallets() []settle.Wallet { return slices.Clone(g.history.auth.Wallets) }
+
+// At is History.At.
+func (g *Governor) At(began, now uint64) Moment {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.history.At(began, now)
+}
+
+// Soonest is History.Soonest.
+func (g *Governor) Soonest(now Moment, values map[string]uint64, within uint64) uint64 {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.history.Soonest(now, values, within)
 }
 
 // Propose makes the next proposal: see History.Propose. Nothing is kept of it.

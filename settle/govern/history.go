@@ -125,6 +125,42 @@ func (h *History) in(epoch uint64) int {
 // latest has the changes that are taken and do not hold yet.
 func (h *History) latest() taken { return h.taken[len(h.taken)-1] }
 
+// At says which epoch runs at a time, when epoch 0 began at another, both in unix seconds. Before
+// that it is epoch 0.
+func (h *History) At(began, now uint64) Moment {
+	m := Moment{At: now, Began: began}
+	for i, t := range h.taken {
+		seconds, ends := t.params.EpochSeconds, ^uint64(0)
+		if i+1 < len(h.taken) {
+			ends = h.taken[i+1].epoch
+		}
+		passed := min((max(now, m.Began)-m.Began)/seconds, ends-m.Epoch)
+		m.Epoch += passed
+		m.Began += passed * seconds
+		if m.Epoch < ends {
+			break
+		}
+	}
+	return m
+}
+
+// Soonest is the first epoch from which changes of parameters may hold when they are taken within
+// a time, in seconds.
+func (h *History) Soonest(now Moment, values map[string]uint64, within uint64) uint64 {
+	var notice uint64
+	for name := range values {
+		if f, err := settle.FieldByName(name); err == nil {
+			notice = max(notice, f.NoticeSeconds)
+		}
+	}
+	epoch, due := now.Epoch, now.Began
+	for epoch < now.Epoch+maxAhead && (epoch == now.Epoch || epoch < h.latest().epoch || due < now.At+within+notice) {
+		p, _, _ := h.Params(epoch)
+		epoch, due = epoch+1, due+p.EpochSeconds
+	}
+	return epoch
+}
+
 // due is when an epoch begins that lies ahead, as the changes so far have it.
 func (h *History) due(now Moment, epoch uint64) uint64 {
 	t := now.Began

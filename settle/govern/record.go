@@ -106,11 +106,8 @@ func mustMode[T any](mode T, err error) T {
 
 func (r *Record) encode() ([]byte, error) {
 	w := wireRecord{Version: recordVersion, At: r.At, Epoch: r.Epoch, Began: r.Began, Step: r.Step}
-	if p := r.Proposal; p != nil {
-		w.Proposal = &wireProposal{Network: p.Network[:], Cluster: p.Cluster[:], Sequence: p.Sequence, Epoch: p.Epoch, Expires: p.Expires}
-		for _, c := range p.Changes {
-			w.Proposal.Changes = append(w.Proposal.Changes, wireChange{Name: c.Name, Old: c.Old, New: c.New})
-		}
+	if r.Proposal != nil {
+		w.Proposal = r.Proposal.wire()
 	}
 	for _, s := range r.Signatures {
 		w.Signatures = append(w.Signatures, wireSignature{Wallet: s.Wallet[:], Format: s.Format, Bytes: s.Bytes[:]})
@@ -118,14 +115,48 @@ func (r *Record) encode() ([]byte, error) {
 	return encMode.Marshal(w)
 }
 
+func (p *Proposal) wire() *wireProposal {
+	w := &wireProposal{Network: p.Network[:], Cluster: p.Cluster[:], Sequence: p.Sequence, Epoch: p.Epoch, Expires: p.Expires}
+	for _, c := range p.Changes {
+		w.Changes = append(w.Changes, wireChange{Name: c.Name, Old: c.Old, New: c.New})
+	}
+	return w
+}
+
+// Encode gives the proposal as records have it.
+func (p *Proposal) Encode() ([]byte, error) { return encMode.Marshal(p.wire()) }
+
+// ParseProposal reads what Encode writes. It says nothing about bounds.
+func ParseProposal(b []byte) (*Proposal, error) {
+	var w wireProposal
+	if err := unmarshal(b, &w); err != nil {
+		return nil, err
+	}
+	p, err := w.proposal()
+	if err != nil {
+		return nil, err
+	}
+	if again, err := p.Encode(); err != nil || !bytes.Equal(again, b) {
+		return nil, fmt.Errorf("govern: %w: not in its deterministic encoding", ErrRecord)
+	}
+	return p, nil
+}
+
+func unmarshal(b []byte, into any) error {
+	if len(b) > MaxRecord {
+		return fmt.Errorf("govern: %w: %d bytes, at most %d", ErrRecord, len(b), MaxRecord)
+	}
+	if err := decMode.Unmarshal(b, into); err != nil {
+		return fmt.Errorf("govern: %w: %v", ErrRecord, err)
+	}
+	return nil
+}
+
 // ParseRecord reads a record. It says nothing about signatures and bounds.
 func ParseRecord(b []byte) (*Record, error) {
-	if len(b) > MaxRecord {
-		return nil, fmt.Errorf("govern: %w: %d bytes, at most %d", ErrRecord, len(b), MaxRecord)
-	}
 	var w wireRecord
-	if err := decMode.Unmarshal(b, &w); err != nil {
-		return nil, fmt.Errorf("govern: %w: %v", ErrRecord, err)
+	if err := unmarshal(b, &w); err != nil {
+		return nil, err
 	}
 	r, err := w.record()
 	if err != nil {
@@ -146,13 +177,9 @@ func (w *wireRecord) record() (*Record, error) {
 		return nil, fmt.Errorf("govern: %w: neither a change nor a wrong code", ErrRecord)
 	}
 	if w.Proposal != nil {
-		p := w.Proposal
-		r.Proposal = &Proposal{Sequence: p.Sequence, Epoch: p.Epoch, Expires: p.Expires}
-		if !fill(r.Proposal.Network[:], p.Network) || !fill(r.Proposal.Cluster[:], p.Cluster) {
-			return nil, fmt.Errorf("govern: %w: network and cluster have 32 bytes", ErrRecord)
-		}
-		for _, c := range p.Changes {
-			r.Proposal.Changes = append(r.Proposal.Changes, Change{c.Name, c.Old, c.New})
+		var err error
+		if r.Proposal, err = w.Proposal.proposal(); err != nil {
+			return nil, err
 		}
 	}
 	if len(w.Signatures) > MaxWallets {
@@ -167,6 +194,17 @@ func (w *wireRecord) record() (*Record, error) {
 		r.Signatures = append(r.Signatures, x)
 	}
 	return r, nil
+}
+
+func (w *wireProposal) proposal() (*Proposal, error) {
+	p := &Proposal{Sequence: w.Sequence, Epoch: w.Epoch, Expires: w.Expires}
+	if !fill(p.Network[:], w.Network) || !fill(p.Cluster[:], w.Cluster) {
+		return nil, fmt.Errorf("govern: %w: network and cluster have 32 bytes", ErrRecord)
+	}
+	for _, c := range w.Changes {
+		p.Changes = append(p.Changes, Change{c.Name, c.Old, c.New})
+	}
+	return p, nil
 }
 
 // fill copies what has the right length.

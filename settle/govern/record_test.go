@@ -107,3 +107,47 @@ func FuzzParseRecord(f *testing.F) {
 		}
 	})
 }
+
+func TestProposalBytes(t *testing.T) {
+	b, err := sample().Encode()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if back, err := ParseProposal(b); err != nil || !reflect.DeepEqual(back, sample()) {
+		t.Errorf("read back %+v, %v", back, err)
+	}
+	for name, bad := range map[string][]byte{
+		"nothing":               {},
+		"too long":              make([]byte, MaxRecord+1),
+		"no map":                {1},
+		"trailing bytes":        append(bytes.Clone(b), 0),
+		"an unknown key":        append([]byte{0xa7}, append(bytes.Clone(b[1:]), 0x07, 0x00)...),
+		"a longer number":       bytes.Replace(b, []byte{0x03, 0x03, 0x04}, []byte{0x03, 0x18, 0x03, 0x04}, 1),
+		"a short network":       bytes.Replace(b, append([]byte{0x58, 0x20}, make([]byte, 32)...), append([]byte{0x58, 0x1f}, make([]byte, 31)...), 1),
+		"a record in its place": must(sampleRecord().encode()),
+	} {
+		if p, err := ParseProposal(bad); !errors.Is(err, ErrRecord) {
+			t.Errorf("%s: %+v, %v", name, p, err)
+		}
+	}
+}
+
+func must(b []byte, err error) []byte {
+	if err != nil {
+		panic(err)
+	}
+	return b
+}
+
+func FuzzParseProposal(f *testing.F) {
+	f.Add(must(sample().Encode()))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		p, err := ParseProposal(b)
+		if err != nil {
+			return
+		}
+		if again, err := p.Encode(); err != nil || !bytes.Equal(again, b) {
+			t.Errorf("%x is read and written as %x, %v", b, again, err)
+		}
+	})
+}

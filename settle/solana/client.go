@@ -89,6 +89,9 @@ type Claim struct {
 	Memo      string        // the quote's; empty for a stake only
 	NotBefore uint64        // the slot of the quote
 	NotAfter  int64         // its end, in seconds since 1970; 0 is none
+	// Sponsor pays the transaction's fee. When it and the owner are all that sign, the
+	// memo needs no signer of its own. Zero: it does.
+	Sponsor settle.Key
 }
 
 // memoLimit is the most bytes that a memo may have, as x402 has it.
@@ -115,8 +118,9 @@ type Payment struct {
 	Message   settle.Hash   // of what was signed: one message can have many signatures
 	Amount    settle.Amount // what counts: the least of received, paid and transferred
 	Slot      uint64
-	Time      int64 // seconds since 1970, 0 when no provider keeps it
-	Version   int   // of the transaction: −1 is legacy
+	Time      int64  // seconds since 1970, 0 when no provider keeps it
+	Version   int    // of the transaction: −1 is legacy
+	Memo      string // its own, when it has one and not several
 }
 
 // Payment verifies that a transaction pays a quote. Whether its signature or its message
@@ -169,8 +173,12 @@ func (cl *Client) payment(e *evidence, c Claim) (Payment, error) {
 	if err != nil {
 		return Payment{}, err
 	}
-	return Payment{Owner: c.Owner, Signature: c.Signature, Message: e.message, Amount: min(e.received(cl.vault), paid, traced),
-		Slot: e.slot, Time: e.time, Version: e.version}, nil
+	p := Payment{Owner: c.Owner, Signature: c.Signature, Message: e.message, Amount: min(e.received(cl.vault), paid, traced),
+		Slot: e.slot, Time: e.time, Version: e.version}
+	if ms := e.memos(); len(ms) == 1 {
+		p.Memo = string(ms[0].data)
+	}
+	return p, nil
 }
 
 // tell raises the alarm for what nobody but a person can mend.

@@ -63,20 +63,9 @@ func (cl *Client) Sign(ctx context.Context, vault, fee ed25519.PrivateKey, p Pay
 	if err := cl.validatePayout(vault, fee, p); err != nil {
 		return Signed{}, err
 	}
-	var latest struct {
-		Context struct{ Slot uint64 }
-		Value   struct {
-			Blockhash            settle.Key
-			LastValidBlockHeight uint64
-		}
-	}
-	// A finalized blockhash is of no fork that is given up.
-	err := cl.providers[0].call(ctx, "getLatestBlockhash", []any{map[string]string{"commitment": "finalized"}}, &latest)
+	latest, err := cl.latest(ctx)
 	if err != nil {
 		return Signed{}, err
-	}
-	if latest.Value.Blockhash == (settle.Key{}) || latest.Value.LastValidBlockHeight == 0 {
-		return Signed{}, fmt.Errorf("%w: no blockhash", ErrMalformed)
 	}
 	feePayer := sdk.PublicKeyFromBytes(fee.Public().(ed25519.PublicKey))
 	instructions, err := cl.payoutInstructions(feePayer, p)
@@ -104,6 +93,24 @@ func (cl *Client) Sign(ctx context.Context, vault, fee ed25519.PrivateKey, p Pay
 	}
 	return Signed{Raw: raw, Signature: settle.Signature(tx.Signatures[0]), Message: sha256.Sum256(messageOf(tx, raw)),
 		Slot: latest.Context.Slot, LastValid: latest.Value.LastValidBlockHeight}, nil
+}
+
+// latestHash is a blockhash, with the last block height at which it is valid.
+type latestHash struct {
+	Context struct{ Slot uint64 }
+	Value   struct {
+		Blockhash            settle.Key
+		LastValidBlockHeight uint64
+	}
+}
+
+// latest is the newest finalized blockhash: that one is of no fork that is given up.
+func (cl *Client) latest(ctx context.Context) (l latestHash, err error) {
+	err = cl.providers[0].call(ctx, "getLatestBlockhash", []any{map[string]string{"commitment": "finalized"}}, &l)
+	if err == nil && (l.Value.Blockhash == (settle.Key{}) || l.Value.LastValidBlockHeight == 0) {
+		err = fmt.Errorf("%w: no blockhash", ErrMalformed)
+	}
+	return l, err
 }
 
 func (cl *Client) validatePayout(vault, fee ed25519.PrivateKey, p Payout) error {

@@ -1,0 +1,278 @@
+package cashier
+
+import (
+	"cmp"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+
+	"kvasird/market"
+	"kvasird/node/kv"
+	"kvasird/settle"
+)
+
+// Prices follow this clock. Record e is what epoch e is quoted by: it is made when e
+// begins, of what was settled in e-1, by the rules and the reference of e. So what is
+// settled is kept under the epoch whose price it moves, which is the next one. Record 0
+// is the first of a model, and made when it is first asked for. An epoch before whose begin
+// nothing was settled has no record, unless it is the last, or governance changed
+// something with it.
+
+// price is the record that quotes are by.
+type price struct {
+	record *market.PriceRecord
+	hash   settle.Hash
+}
+
+// done is what one settled request says of its model: an event of market.Usage.
+type done struct {
+	Payer   settle.Wallet
+	Tokens  uint64
+	Seconds uint64
+	Workers []doneBy
+}
+
+type doneBy struct {
+	Node  settle.Node
+	Share uint64 // in 1/10⁹
+	Among int
+}
+
+func modelKey(kind byte, model settle.Hash, epoch uint64) []byte {
+	return binary.BigEndian.AppendUint64(append([]byte{kind}, model[:]...), epoch)
+}
+
+// modelOf reads the id of a model.
+func modelOf(id string) (h settle.Hash, err error) {
+	if err := h.UnmarshalText([]byte(id)); err != nil {
+		return h, refusal(CodeNotFound, "model", "%.80q is no model's id, which is 64 hexadecimal digits", id)
+	}
+	return h, nil
+}
+
+// readPrices follows all price records of the books from their first.
+func (d *Desk) readPrices() error {
+	return d.cfg.Books.store.View(func(tx *kv.Tx) error {
+		return tx.Each([]byte{'v'}, func(k, v []byte) error {
+			model := settle.Hash(k[1:33])
+			chain := d.chains[model]
+			if chain == nil {
+				chain = market.NewPriceChain(d.cfg.Network, [32]byte(model), d.node)
+				d.chains[model] = chain
+			}
+			if err := chain.Append(v); err != nil {
+				return fmt.Errorf("%w: the price of %x: %w", ErrBooks, model[:6], err)
+			}
+			return nil
+		})
+	})
+}
+
+// price is the price of a model that is known, brought up to date.
+func (d *Desk) price(id string) (price, error) {
+	model, err := modelOf(id)
+	if err != nil {
+		return price{}, err
+	}
+	if _, err := d.cfg.Models(id); err != nil {
+		return price{}, refusal(CodeNotFound, "model", "model %s: %v", id, err)
+	}
+	d.pricing.Lock()
+	defer d.pricing.Unlock()
+	chain := d.chains[model]
+	if chain == nil {
+		chain = market.NewPriceChain(d.cfg.Network, [32]byte(model), d.node)
+		if err := d.firstPriceLocked(model, chain); err != nil {
+			return price{}, err
+		}
+		d.chains[model] = chain
+	}
+	if err := d.followLocked(model, chain, d.moment().Epoch); err != nil {
+		return price{}, err
+	}
+	record, hash := chain.Last()
+	return price{record, hash}, nil
+}
+
+// prices are those of all models that were ever asked for, by id.
+func (d *Desk) prices() (all []ModelPrice, err error) {
+	d.pricing.Lock()
+	defer d.pricing.Unlock()
+	now := d.moment().Epoch
+	for model, chain := range d.chains {
+		if err := d.followLocked(model, chain, now); err != nil {
+			return nil, err
+		}
+		record, hash := chain.Last()
+		signed, err := record.Sign(d.cfg.Key)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, ModelPrice{Model: fmt.Sprintf("%x", model[:]), Raw: uint64(record.State.Price), Hash: hash, Record: signed})
+	}
+	slices.SortFunc(all, func(a, b ModelPrice) int { return cmp.Compare(a.Model, b.Model) })
+	return all, nil
+}
+
+func (d *Desk) firstPriceLocked(model settle.Hash, chain *market.PriceChain) error {
+	p, sequence, refSet := d.cfg.Governor.Params(d.moment().Epoch)
+	rules := market.RulesOf(p)
+	return d.appendLocked(model, chain, market.PriceRecord{State: rules.Start(0, market.Price(d.cfg.FirstRaw)), Rules: rules,
+		Sequence: sequence, Ref: market.Reference{PerFiat: settle.Amount(p.Ref), Set: refSet}}, 0)
+}
+
+// followLocked makes the records that are missing until now.
+func (d *Desk) followLocked(model settle.Hash, chain *market.PriceChain, now uint64) error {
+	last, _ := chain.Last()
+	if last.State.Epoch >= now {
+		return nil
+	}
+	busy, err := d.cfg.Books.doneEpochs(model)
+	if err != nil {
+		return err
+	}
+	for epoch := last.State.Epoch + 1; epoch <= now; epoch++ {
+		_, sequence, _ := d.cfg.Governor.Params(epoch)
+		last, _ := chain.Last()
+		if busy[epoch] || sequence > last.Sequence || epoch == now {
+			if err := d.nextPriceLocked(model, chain, epoch); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// nextPriceLocked makes the record of an epoch that has begun.
+func (d *Desk) nextPriceLocked(model settle.Hash, chain *market.PriceChain, epoch uint64) error {
+	ended, _, _ := d.cfg.Governor.Params(epoch - 1)
+	p, sequence, refSet := d.cfg.Governor.Params(epoch)
+	load, err := d.load(model, epoch, market.RulesOf(ended))
+	if err != nil {
+		return err
+	}
+	last, hash := chain.Last()
+	rules := market.RulesOf(p)
+	state, err := rules.Next(last.State, epoch, load)
+	if err != nil {
+		return err
+	}
+	return d.appendLocked(model, chain, market.PriceRecord{Previous: hash, State: state, Load: load, Rules: rules,
+		Sequence: sequence, Ref: market.Reference{PerFiat: settle.Amount(p.Ref), Set: refSet}, Issued: last.Issued + 1}, shownEpochs(rules))
+}
+
+// appendLocked issues a record: it is on the disk before anybody sees it. What was done
+// more than keep epochs before is forgotten with it.
+func (d *Desk) appendLocked(model settle.Hash, chain *market.PriceChain, r market.PriceRecord, keep uint64) error {
+	r.Network, r.Model = d.cfg.Network, [32]byte(model)
+	r.Issued = max(r.Issued, d.seconds(), r.Ref.Set)
+	signed, err := r.Sign(d.cfg.Key)
+	if err != nil {
+		return err
+	}
+	if err := d.cfg.Books.keepPrice(model, r.State.Epoch, signed, keep); err != nil {
+		return err
+	}
+	if err := chain.Append(signed); err != nil {
+		return fmt.Errorf("%w: a price that was made: %w", ErrBooks, err)
+	}
+	if d.cfg.Publish != nil {
+		d.cfg.Publish(signed)
+	}
+	return nil
+}
+
+// shownEpochs are how many epochs what a node showed counts for, at most as many as a
+// Usage holds.
+func shownEpochs(r market.PriceRules) uint64 {
+	return min((settle.Day+r.EpochSeconds-1)/r.EpochSeconds, 1<<10)
+}
+
+// load is what moves the price of an epoch: what was settled in the one before, and what
+// nodes showed in a day.
+func (d *Desk) load(model settle.Hash, epoch uint64, rules market.PriceRules) (market.Load, error) {
+	first := epoch - min(epoch, shownEpochs(rules)) // epochs after it are looked at
+	usage, all := market.NewUsage(first), map[string]uint64{}
+	type at struct {
+		epoch uint64
+		node  settle.Node
+	}
+	sums := map[at]uint64{} // of a node, in thousandths of a token
+	err := d.cfg.Books.eachDone(model, func(e uint64, w done) error {
+		if e <= first || e > epoch {
+			return nil
+		}
+		var errs []error
+		for _, by := range w.Workers {
+			milli := mulDiv(w.Tokens*1000, by.Share, settle.PPB)
+			sums[at{e, by.Node}] += milli
+			all[by.Node.String()] = math.MaxUint64
+			errs = append(errs, usage.Count(e, market.Work{Payer: w.Payer, Tokens: w.Tokens, Share: by.Share, Among: by.Among}),
+				usage.Show(e, by.Node.String(), milli/max(w.Seconds, 1)))
+		}
+		return errors.Join(errs...)
+	})
+	if err != nil {
+		return market.Load{}, err
+	}
+	for a, milli := range sums { // many requests at a time show more than each of them
+		if err := usage.Show(a.epoch, a.node.String(), milli/rules.EpochSeconds); err != nil {
+			return market.Load{}, err
+		}
+	}
+	if d.cfg.Announced != nil {
+		all = d.cfg.Announced(fmt.Sprintf("%x", model[:]))
+	}
+	return usage.Close(epoch, rules, all)
+}
+
+// keepPrice writes a record down, and forgets what is older than it needs.
+func (b *Books) keepPrice(model settle.Hash, epoch uint64, signed []byte, keep uint64) error {
+	return b.store.Update(func(tx *kv.Tx) error {
+		if err := tx.Put(modelKey('v', model, epoch), signed); err != nil || epoch < keep {
+			return err
+		}
+		var old [][]byte
+		err := tx.Each(modelKey('u', model, 0)[:33], func(k, _ []byte) error {
+			if binary.BigEndian.Uint64(k[33:]) > epoch-keep || len(old) == maxForget {
+				return errEnough
+			}
+			old = append(old, slices.Clone(k))
+			return nil
+		})
+		if err != nil && !errors.Is(err, errEnough) {
+			return err
+		}
+		for _, k := range old {
+			if err := tx.Delete(k); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// maxForget bounds what one update forgets; the next one goes on.
+const maxForget = 4096
+
+// eachDone calls fn for what was settled of a model and is not forgotten.
+func (b *Books) eachDone(model settle.Hash, fn func(epoch uint64, w done) error) error {
+	return b.store.View(func(tx *kv.Tx) error {
+		return tx.Each(modelKey('u', model, 0)[:33], func(k, v []byte) error {
+			var w done
+			if err := decode(k, v, &w); err != nil {
+				return err
+			}
+			return fn(binary.BigEndian.Uint64(k[33:]), w)
+		})
+	})
+}
+
+// doneEpochs are the epochs in which something of a model was settled.
+func (b *Books) doneEpochs(model settle.Hash) (map[uint64]bool, error) {
+	epochs := map[uint64]bool{}
+	err := b.eachDone(model, func(epoch uint64, _ done) error { epochs[epoch] = true; return nil })
+	return epochs, err
+}

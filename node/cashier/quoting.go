@@ -1,0 +1,134 @@
+package cashier
+
+import (
+	"context"
+	"maps"
+	"time"
+
+	"kvasird/settle"
+)
+
+// Limits of quotes.
+const (
+	quoteSeconds = 120 // for which an unpaid one is open
+	maxOpen      = 256 // unpaid quotes of one node
+	maxAskers    = 1 << 14
+	secretBytes  = 32
+	slotFresh    = 5 * time.Second
+)
+
+// Quote is part of Service.
+func (t *Teller) Quote(ctx context.Context, ask Ask) (Offer, error) {
+	if err := t.checkAsk(ask); err != nil {
+		return Offer{}, err
+	}
+	price, err := t.price(ask.Model)
+	if err != nil {
+		return Offer{}, explained("model", err)
+	}
+	now := t.seconds()
+	if _, err := price.record.Ref.At(now); err != nil {
+		return Offer{}, explained("", err)
+	}
+	slot, err := t.finalized(ctx)
+	if err != nil {
+		return Offer{}, explained("", err)
+	}
+	secret := make([]byte, secretBytes)
+	t.cfg.Random(secret)
+	q := settle.Quote{Model: ask.Model, PromptTokens: ask.PromptTokens, AnswerTokens: ask.AnswerTokens, RequestHash: ask.RequestHash,
+		PriceRecord: price.hash, PriceRaw: uint64(price.record.State.Price), Ref: uint64(price.record.Ref.PerFiat), Entry: t.node, Owner: ask.Owner,
+		CreatedSlot: slot, Created: now, Expires: now + quoteSeconds, ClaimHash: settle.HashSecret(secret)}
+	t.cfg.Random(q.ID[:])
+	if q, err = settle.NewQuote(q, now-price.record.Ref.Set); err != nil {
+		return Offer{}, explained("", err)
+	}
+	if err := t.openQuote(q); err != nil {
+		return Offer{}, err
+	}
+	if err := t.cfg.Books.Quote(q); err != nil {
+		t.closeQuote(q)
+		return Offer{}, err
+	}
+	return Offer{q, secret}, nil
+}
+
+func (t *Teller) checkAsk(ask Ask) error {
+	switch {
+	case ask.PromptTokens > settle.MaxTokens:
+		return refusal(CodeBad, "prompt_tokens", "%d tokens, at most %d", ask.PromptTokens, settle.MaxTokens)
+	case ask.AnswerTokens > settle.MaxTokens:
+		return refusal(CodeBad, "answer_tokens", "%d tokens, at most %d", ask.AnswerTokens, settle.MaxTokens)
+	case ask.PromptTokens+ask.AnswerTokens == 0:
+		return refusal(CodeBad, "prompt_tokens", "a request of no tokens")
+	case ask.RequestHash == settle.Hash{}:
+		return refusal(CodeBad, "request_hash", "it is the SHA-256 of the request's body, not zero")
+	case ask.Owner == settle.Wallet{}:
+		return nil
+	case settle.CheckKey(ask.Owner) != nil:
+		return refusal(CodeBad, "owner", "%s is no wallet that can sign", ask.Owner)
+	case t.operator(ask.Owner):
+		return refusal(CodeRights, "owner", "%s is the network's own: it comes back to it what it pays", ask.Owner)
+	}
+	return nil
+}
+
+// finalized is a slot that is final on the chain. It may be some seconds old: an older
+// one than need be is no harm.
+func (d *Desk) finalized(ctx context.Context) (uint64, error) {
+	d.mu.Lock()
+	slot, asked := d.slot, d.asked
+	d.mu.Unlock()
+	if now := d.cfg.Now(); slot > 0 && now.Sub(asked) < slotFresh && !now.Before(asked) {
+		return slot, nil
+	}
+	slot, err := d.cfg.Chain.Slot(ctx)
+	if err != nil {
+		return 0, err
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.slot, d.asked = slot, d.cfg.Now()
+	return slot, nil
+}
+
+// openQuote counts a quote among the unpaid ones of its node. Error: a Refusal.
+func (d *Desk) openQuote(q settle.Quote) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	of := d.open[q.Entry]
+	if of == nil {
+		if len(d.open) >= maxAskers {
+			return &Refusal{Code: CodeBusy, Text: "too many nodes have unpaid quotes", Retry: quoteSeconds}
+		}
+		of = map[settle.QuoteID]uint64{}
+		d.open[q.Entry] = of
+	}
+	if len(of) >= maxOpen {
+		maps.DeleteFunc(of, func(_ settle.QuoteID, expires uint64) bool { return expires < q.Created })
+	}
+	if len(of) >= maxOpen {
+		return &Refusal{Code: CodeBusy, Text: "this node has too many unpaid quotes", Retry: quoteSeconds}
+	}
+	of[q.ID] = q.Expires
+	return nil
+}
+
+func (d *Desk) closeQuote(q settle.Quote) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	delete(d.open[q.Entry], q.ID)
+}
+
+// forgetQuotes forgets which quotes were open that are not any more.
+func (d *Desk) forgetQuotes() {
+	now := d.seconds()
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for node, of := range d.open {
+		maps.DeleteFunc(of, func(_ settle.QuoteID, expires uint64) bool { return expires < now })
+		if len(of) == 0 {
+			delete(d.open, node)
+		}
+	}
+}

@@ -1,0 +1,194 @@
+package pay
+
+import (
+	"context"
+	"net/http"
+
+	"kvasird/node/cashier"
+	"kvasird/node/gateway"
+	"kvasird/settle"
+)
+
+// Charge is part of gateway.Payments.
+func (d *Door) Charge(r *http.Request, h http.Header, cost gateway.Cost) (gateway.Charge, error) {
+	sent, err := readSent(r.Header)
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(r.Context(), d.cfg.Wait+tryTime)
+	defer cancel()
+	c := &call{d: d, r: r.WithContext(ctx), h: h, cost: cost}
+	id, pay := sent.id()
+	if id == (settle.QuoteID{}) {
+		offer, err := c.ask()
+		if err != nil {
+			return nil, err
+		}
+		id, pay = offer.Quote.ID, func(c *call) error { return c.debit(offer) }
+	}
+	if err := d.take(id); err != nil { // the same one runs, or is being paid
+		return nil, again(err, settle.Request{})
+	}
+	started, err := c.start(id, pay)
+	switch {
+	case err == nil:
+		return &charge{d, started}, nil
+	case c.debited: // nobody will come back for it
+		d.ended <- ended{quote: settle.Quote{ID: id}, failed: err}
+	default:
+		d.leave(id)
+	}
+	return nil, err
+}
+
+// start pays and runs a request.
+func (c *call) start(id settle.QuoteID, pay func(*call) error) (cashier.Started, error) {
+	if err := pay(c); err != nil {
+		return cashier.Started{}, err
+	}
+	return c.run(id)
+}
+
+// call is one request on its way to being paid.
+type call struct {
+	d       *Door
+	r       *http.Request
+	h       http.Header // of the answer
+	cost    gateway.Cost
+	debited bool // or may be: no answer came
+}
+
+// quote asks for a price.
+func (c *call) quote(owner settle.Wallet) (cashier.Offer, error) {
+	offer, err := c.d.cfg.Settlement.Quote(c.r.Context(), cashier.Ask{
+		Model: c.cost.Model, PromptTokens: uint64(c.cost.Prompt), AnswerTokens: uint64(c.cost.Answers),
+		RequestHash: c.cost.Body, Owner: owner,
+	})
+	if err != nil {
+		return offer, refused(err)
+	}
+	return offer, nil
+}
+
+// ask is a quote for a request that came without a payment.
+func (c *call) ask() (cashier.Offer, error) {
+	if err := c.mayAsk(); err != nil {
+		return cashier.Offer{}, err
+	}
+	return c.quote(settle.Wallet{})
+}
+
+// debit pays from the balance of the wallet that this node is linked to, or asks for
+// another payment.
+func (c *call) debit(offer cashier.Offer) error {
+	switch _, err := c.d.cfg.Settlement.Debit(c.r.Context(), offer.Quote.ID); code(err) {
+	case "":
+		c.debited = true
+		return nil
+	case cashier.CodeFunds, cashier.CodeRights, cashier.CodeNotFound: // no wallet, or it is empty, or does not let us
+		return c.due(offer, "")
+	default:
+		c.debited = passing(err)
+		return refused(err)
+	}
+}
+
+// transfer pays with a transfer of the client's own.
+func (c *call) transfer(t transfer) error {
+	r, err := c.find(t.quote)
+	if err != nil {
+		return err
+	}
+	if err := r.Again(t.payment, c.cost.Body, r.Quote.Opens(t.secret), uint64(c.d.cfg.Now().Unix())); err != nil {
+		return again(err, r)
+	}
+	if err := c.fits(r); err != nil || r.State == settle.Paid || r.State == settle.Running {
+		return err
+	}
+	if t.payer == (settle.Wallet{}) {
+		t.payer = r.Quote.Owner
+	}
+	if t.payer == (settle.Wallet{}) {
+		return bad(headerPayer, "is missing: the wallet that sent the transfer, since the quote names none")
+	}
+	return c.paid(c.d.cfg.Settlement.Pay(c.r.Context(), cashier.Proof{ID: t.quote, Signature: t.payment, Payer: t.payer}))
+}
+
+// find is a quote as it stands, whose answer was not given yet.
+func (c *call) find(id settle.QuoteID) (settle.Request, error) {
+	r, err := c.d.cfg.Settlement.Request(c.r.Context(), id)
+	if err != nil {
+		return r, refused(err)
+	}
+	return r, nil
+}
+
+// fits refuses a request that was answered, and one that asks for more than its quote
+// has.
+func (c *call) fits(r settle.Request) error {
+	q := r.Quote
+	switch {
+	case r.State > settle.Running:
+		return answered(r)
+	case q.Model != c.cost.Model:
+		return conflict("other_request", "quote %s is for model %s, this request for %s", q.ID, q.Model, c.cost.Model)
+	case uint64(c.cost.Prompt) > q.PromptTokens:
+		return conflict("quote_exceeded", "the prompt has %d tokens, quote %s is for %d: ask for one with prompt_tokens of that", c.cost.Prompt, q.ID, q.PromptTokens)
+	case uint64(c.cost.Answers) > q.AnswerTokens:
+		return conflict("quote_exceeded", "answers of %d tokens, quote %s is for %d: set the request's limit of tokens", c.cost.Answers, q.ID, q.AnswerTokens)
+	}
+	return nil
+}
+
+// paid looks at what became of a payment.
+func (c *call) paid(r settle.Request, err error) error {
+	switch {
+	case code(err) == cashier.CodeInvalid || code(err) == cashier.CodeFunds:
+		return c.dueAgain(err.Error())
+	case err != nil:
+		return refused(err)
+	case r.State == settle.Credit && r.Signature != (settle.Signature{}) && r.Tokens == 0:
+		return c.dueAgain("the payment came too late or was too small: all of it is in the payer's balance")
+	}
+	return c.fits(r)
+}
+
+// run starts a request that is paid.
+func (c *call) run(id settle.QuoteID) (cashier.Started, error) {
+	ctx := c.r.Context()
+	if ctx.Err() != nil { // it can be run when the client calls again
+		return cashier.Started{}, refused(ctx.Err())
+	}
+	terms, err := c.d.termsOf(ctx) // the receipt names the network
+	if err != nil {
+		return cashier.Started{}, refused(err)
+	}
+	started, err := c.d.cfg.Settlement.Run(ctx, id)
+	if err != nil {
+		return started, refused(err)
+	}
+	if !c.debited {
+		c.d.settled(c.address())
+	}
+	c.h.Set(headerQuote, id.String())
+	if r := started.Request; r.Signature != (settle.Signature{}) {
+		setHeader(c.h, headerResponse, response{Success: true, Transaction: r.Signature.String(), Network: chainName(terms), Payer: r.Payer.String()})
+	}
+	return started, nil
+}
+
+// charge is a request that runs.
+type charge struct {
+	d       *Door
+	started cashier.Started
+}
+
+// Context is part of gateway.Charge.
+func (c *charge) Context(ctx context.Context) context.Context {
+	return context.WithValue(ctx, paidKey{}, Paid{c.started.Request.Quote.ID, c.started.Seed})
+}
+
+// End is part of gateway.Charge.
+func (c *charge) End(tokens int, failed error) {
+	c.d.ended <- ended{c.started.Request.Quote, uint64(max(tokens, 0)), failed}
+}

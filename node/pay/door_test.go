@@ -1,0 +1,517 @@
+package pay
+
+import (
+	"bytes"
+	"context"
+	"crypto/ed25519"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"kvasird/node/cashier"
+	"kvasird/node/gateway"
+	"kvasird/settle"
+)
+
+// words is an engine: a token for each byte of the prompt, and an answer of four.
+type words struct {
+	gate chan struct{} // nil, or the answer waits for it
+	err  error         // after two tokens
+}
+
+func (words) Ready() error { return nil }
+
+func (words) Tokenize(s string) ([]int32, error) { return make([]int32, len(s)), nil }
+
+func (w words) Start(ctx context.Context, _ gateway.Request) (gateway.Stream, error) {
+	if _, ok := From(ctx); !ok {
+		return nil, errors.New("an engine that was asked for nothing paid")
+	}
+	return &wordStream{w: w}, nil
+}
+
+type wordStream struct {
+	w words
+	n int
+}
+
+func (s *wordStream) Next(ctx context.Context) ([]byte, error) {
+	if s.w.gate != nil {
+		select {
+		case <-s.w.gate:
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
+	if s.n++; s.n > 2 && s.w.err != nil {
+		return nil, s.w.err
+	}
+	if s.n > 4 {
+		return nil, io.EOF
+	}
+	return []byte("x"), nil
+}
+
+func (*wordStream) Finish() string { return "stop" }
+
+// shop is a gateway with a paying door before real books.
+type shop struct {
+	t      *testing.T
+	url    string
+	booth  *booth
+	door   *Door
+	worker settle.Node
+	close  func() // of the door
+}
+
+func newShop(t *testing.T, engine gateway.Engine) *shop {
+	t.Helper()
+	_, key, err := ed25519.GenerateKey(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, workerKey, err := ed25519.GenerateKey(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	meter := oneWorker{workerKey}
+	s := &shop{t: t, booth: newBooth(t, settle.Node(key.Public().(ed25519.PublicKey))), worker: meter.node()}
+	s.serve(Config{Settlement: s.booth, Key: key, Meter: meter, Wait: time.Second, Now: s.booth.clock}, engine, "d1")
+	return s
+}
+
+// serve starts the door and a gateway with one model, named m.
+func (s *shop) serve(cfg Config, engine gateway.Engine, digest string) {
+	s.t.Helper()
+	var err error
+	if s.door, err = New(cfg); err != nil {
+		s.t.Fatal(err)
+	}
+	g, err := gateway.New(gateway.Config{Payments: s.door, Models: []gateway.Model{{ID: "m", Digest: digest, VocabSize: 300, Engine: engine}}})
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- s.door.Run(ctx) }()
+	srv := httptest.NewServer(g.Handler())
+	s.url = srv.URL
+	var once sync.Once
+	s.close = func() {
+		once.Do(func() {
+			cancel()
+			if err := <-done; err != nil {
+				s.t.Error(err)
+			}
+		})
+	}
+	s.t.Cleanup(func() {
+		http.DefaultClient.CloseIdleConnections()
+		srv.Close()
+		s.close()
+		if len(s.door.open) > 0 {
+			s.t.Errorf("%d requests are open still", len(s.door.open))
+		}
+	})
+}
+
+// body is a request: 5 tokens of prompt, an answer of up to 10.
+const body = `{"model":"m","prompt":"hello","max_tokens":10}`
+
+// used is what the 9 tokens cost that the engine gives, and quoted what 15 would.
+const (
+	used   = settle.Amount(9 * 1000)
+	quoted = settle.Amount(15 * 1000)
+)
+
+func (s *shop) post(text string, header ...string) *answer {
+	s.t.Helper()
+	return s.postTo("/v1/completions", text, header...)
+}
+
+type answer struct {
+	status int
+	header http.Header
+	body   string
+}
+
+func (s *shop) postTo(path, text string, header ...string) *answer {
+	s.t.Helper()
+	req, err := http.NewRequest("POST", s.url+path, strings.NewReader(text))
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	for i := 0; i < len(header); i += 2 {
+		req.Header.Set(header[i], header[i+1])
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	data, err := io.ReadAll(resp.Body)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return &answer{resp.StatusCode, resp.Header, string(data)}
+}
+
+// is checks an answer's status and code.
+func (a *answer) is(t *testing.T, what string, status int, code string) {
+	t.Helper()
+	var e struct {
+		Error struct{ Code, Message string }
+	}
+	_ = json.Unmarshal([]byte(a.body), &e)
+	if a.status != status || e.Error.Code != code {
+		t.Errorf("%s: %d %s, want %d %s", what, a.status, a.body, status, code)
+	}
+}
+
+// offer is the quote of a 402.
+func (a *answer) offer(t *testing.T) Offer {
+	t.Helper()
+	var e struct{ Payment Offer }
+	if err := json.Unmarshal([]byte(a.body), &e); err != nil || a.status != 402 || e.Payment.ClaimSecret == "" {
+		t.Fatalf("no offer: %d %s %v", a.status, a.body, err)
+	}
+	return e.Payment
+}
+
+// of reads a header of x402.
+func of[T any](t *testing.T, a *answer, name string) (v T) {
+	t.Helper()
+	data, err := base64.StdEncoding.DecodeString(a.header.Get(name))
+	if err == nil {
+		err = json.Unmarshal(data, &v)
+	}
+	if err != nil {
+		t.Fatalf("%s of %d %s: %q, %v", name, a.status, a.body, a.header.Get(name), err)
+	}
+	return v
+}
+
+// reported waits for the end of n requests, and gives the last.
+func (s *shop) reported(n int) cashier.Ended {
+	s.t.Helper()
+	for range 1000 {
+		if ends := s.booth.reported(); len(ends) == n {
+			return ends[n-1]
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+	s.t.Fatalf("%d ends were reported, want %d", len(s.booth.reported()), n)
+	return cashier.Ended{}
+}
+
+func (s *shop) state(id settle.QuoteID) settle.State {
+	s.t.Helper()
+	r, err := s.booth.books.Request(id)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return r.State
+}
+
+// byTransfer are the headers of a transfer that pays an offer.
+func byTransfer(o Offer, sig settle.Signature, payer settle.Wallet) []string {
+	return []string{headerQuote, o.Quote.String(), headerPayment, sig.String(), headerSecret, o.ClaimSecret, headerPayer, payer.String()}
+}
+
+// Who brings no payment gets a quote in both forms.
+func TestUnpaid(t *testing.T) {
+	s := newShop(t, words{})
+	a := s.post(body)
+	a.is(t, "no payment", 402, "payment_required")
+	o := a.offer(t)
+	want := Offer{Quote: o.Quote, Model: "d1", PromptTokens: 5, AnswerTokens: 10, Amount: quoted, Decimals: 6, Mint: keyOf("mint"), Program: keyOf("program"),
+		Vault: keyOf("vault"), VaultOwner: keyOf("vault owner"), Cluster: keyOf("cluster"), Memo: o.Quote.Memo(), RequestHash: o.RequestHash,
+		PriceRecord: settle.Hash(keyOf("price")), ExpiresAt: 1_800_000_120, ClaimSecret: o.ClaimSecret}
+	if o != want {
+		t.Errorf("got %+v\nwant %+v", o, want)
+	}
+	r := of[required](t, a, headerRequired)
+	network := "solana:" + keyOf("cluster").String()[:32]
+	if len(r.Accepts) != 1 || r.Accepts[0] != (accept{"exact", network, "15000", keyOf("mint").String(), keyOf("vault owner").String(), 120,
+		extra{keyOf("fee payer").String(), o.Quote.Memo()}}) || r.Version != 2 || r.Resource.URL != s.url+"/v1/completions" {
+		t.Errorf("got %+v", r)
+	}
+	if n := s.booth.called("Run"); n != 0 || s.state(o.Quote) != settle.Open {
+		t.Errorf("ran %d times, the quote is %s", n, s.state(o.Quote))
+	}
+	s.booth.terms.FeePayer = settle.Wallet{}
+	s.booth.advance(termsFor)
+	if a := s.post(body); a.status != 402 || a.header.Get(headerRequired) != "" {
+		t.Errorf("x402 without a fee payer: %d %v", a.status, a.header)
+	}
+}
+
+// A linked wallet pays for what was delivered, and the worker has its part.
+func TestDebit(t *testing.T) {
+	s := newShop(t, words{})
+	payer := keyOf("payer")
+	s.booth.deposit(payer, 100_000)
+	a := s.post(body)
+	if a.status != 200 || !strings.Contains(a.body, `"text":"xxxx"`) || a.header.Get(headerResponse) != "" {
+		t.Errorf("%d %s %v", a.status, a.body, a.header)
+	}
+	end := s.reported(1)
+	if end.Tokens != 9 || end.Failed != "" || end.ID.String() != a.header.Get(headerQuote) {
+		t.Errorf("got %+v", end)
+	}
+	if got := s.booth.balance(payer); got != 100_000-used {
+		t.Errorf("the payer has %d, want %d", got, 100_000-used)
+	}
+	if got := s.booth.account(settle.Held, s.worker) + s.booth.account(settle.Bonded, s.worker); got != used*85/100 {
+		t.Errorf("the worker has %d, want %d", got, used*85/100)
+	}
+	s.booth.deposit(keyOf("poor"), 14_999)
+	s.post(body).is(t, "a balance that does not reach", 402, "payment_required")
+}
+
+// The client's own transfer pays, once, for one body, to who has the secret.
+func TestTransfer(t *testing.T) {
+	s := newShop(t, words{})
+	payer := keyOf("payer")
+	o := s.post(body).offer(t)
+	var unknown settle.Signature
+	copy(unknown[:], "not on the chain yet")
+	sig := s.booth.transfer(o.Quote, payer, quoted)
+	paid := byTransfer(o, sig, payer)
+	stolen := byTransfer(o, sig, payer)
+	stolen[5] = strings.Repeat("ab", 32)
+	other := `{"model":"m","prompt":"other","max_tokens":10}`
+
+	s.post(body, stolen...).is(t, "without the secret", 403, "not_claimed")
+	s.post(other, paid...).is(t, "another body", 409, "other_request")
+	s.post(body, paid[:6]...).is(t, "no payer", 400, "invalid_value")
+	if n := s.booth.called("Pay"); n != 0 {
+		t.Errorf("the settlement was asked %d times", n)
+	}
+	s.post(body, byTransfer(o, sig, keyOf("Eve"))...).is(t, "another payer", 402, "payment_required")
+	if s.state(o.Quote) != settle.Open {
+		t.Errorf("after a definite no the quote is %s", s.state(o.Quote))
+	}
+	if a := s.post(body, paid...); a.status != 200 {
+		t.Fatalf("%d %s", a.status, a.body)
+	} else if r := of[response](t, a, headerResponse); r != (response{true, "", sig.String(), chainName(s.booth.terms), payer.String()}) {
+		t.Errorf("got %+v", r)
+	}
+	s.reported(1)
+	s.post(body, paid...).is(t, "again", 409, "already_answered")
+	s.post(other, paid...).is(t, "again with another body", 409, "already_answered")
+	s.post(body, byTransfer(o, unknown, payer)...).is(t, "again with another payment", 409, "already_answered")
+	if got := s.booth.balance(payer); got != quoted-used {
+		t.Errorf("the payer has %d back, want %d", got, quoted-used)
+	}
+
+	o = s.post(body).offer(t)
+	a := s.post(body, byTransfer(o, unknown, payer)...)
+	if a.is(t, "not final", 503, "not_yet"); a.header.Get("Retry-After") != "7" {
+		t.Errorf("Retry-After %q", a.header.Get("Retry-After"))
+	}
+	s.post(body, byTransfer(o, sig, payer)...).is(t, "another signature meanwhile", 409, "other_payment")
+}
+
+// Money that came too late, or is too little, is the payer's, who gets a new quote.
+func TestLateTransfer(t *testing.T) {
+	s := newShop(t, words{})
+	payer := keyOf("payer")
+	o := s.post(body).offer(t)
+	sig := s.booth.transfer(o.Quote, payer, quoted-1)
+	a := s.post(body, byTransfer(o, sig, payer)...)
+	if again := a.offer(t); again.Quote == o.Quote || s.booth.balance(payer) != quoted-1 {
+		t.Errorf("%+v, balance %d", again, s.booth.balance(payer))
+	}
+	s.post(body, byTransfer(o, sig, payer)...).is(t, "again", 409, "already_answered")
+}
+
+// A request does not ask for more than its quote has.
+func TestQuoteBounds(t *testing.T) {
+	s := newShop(t, words{})
+	hash := s.post(body).offer(t).RequestHash
+	tests := []struct {
+		prompt, answer, want string
+		code                 string
+	}{
+		{"5", "10", "fits", ""},
+		{"4", "10", "a longer prompt", "quote_exceeded"},
+		{"5", "9", "longer answers", "quote_exceeded"},
+	}
+	for _, tt := range tests {
+		a := s.postTo("/v1/quotes", `{"model":"m","prompt_tokens":`+tt.prompt+`,"max_tokens":`+tt.answer+`,"owner":"`+keyOf("payer").String()+
+			`","request_hash":"`+string(must(hash.MarshalText()))+`"}`)
+		var o Offer
+		if err := json.Unmarshal([]byte(a.body), &o); err != nil || a.status != 200 || o.Owner == nil || *o.Owner != keyOf("payer") {
+			t.Fatalf("%d %s", a.status, a.body)
+		}
+		paid := byTransfer(o, s.booth.transfer(o.Quote, keyOf("payer"), o.Amount), keyOf("payer"))[:6] // the quote names its payer
+		if got := s.post(body, paid...); tt.code != "" {
+			got.is(t, tt.want, 409, tt.code)
+		} else if got.status != 200 {
+			t.Errorf("%d %s", got.status, got.body)
+		}
+	}
+	bad := s.postTo("/v1/quotes", `{"model":"m","prompt_tokens":5,"owner":"0","request_hash":"`+string(must(hash.MarshalText()))+`"}`)
+	bad.is(t, "a malformed owner", 400, "invalid_value")
+}
+
+func must[T any](v T, err error) T {
+	if err != nil {
+		panic(err)
+	}
+	return v
+}
+
+// A failed inference costs nothing.
+func TestFailedInference(t *testing.T) {
+	s := newShop(t, words{err: errors.New("layer 3 is gone")})
+	payer := keyOf("payer")
+	s.booth.deposit(payer, 100_000)
+	if a := s.post(body); a.status != 503 {
+		t.Errorf("%d %s", a.status, a.body)
+	}
+	if end := s.reported(1); end.Tokens != 0 || end.Failed != "layer 3 is gone" || end.Receipt != nil {
+		t.Errorf("got %+v", end)
+	}
+	if got := s.booth.balance(payer); got != 100_000 {
+		t.Errorf("the payer has %d", got)
+	}
+}
+
+// Of one paid call made 50 times at once, one is answered.
+func TestSameCallAtOnce(t *testing.T) {
+	gate := make(chan struct{})
+	s := newShop(t, words{gate: gate})
+	o := s.post(body).offer(t)
+	paid := byTransfer(o, s.booth.transfer(o.Quote, keyOf("payer"), quoted), keyOf("payer"))
+	const calls = 50
+	got := make(chan *answer, calls)
+	for range calls {
+		go func() { got <- s.post(body, paid...) }()
+	}
+	for range calls - 1 {
+		a := <-got
+		if a.is(t, "while it runs", 503, "running"); a.header.Get("Retry-After") == "" {
+			t.Error("no Retry-After")
+		}
+	}
+	close(gate)
+	if a := <-got; a.status != 200 {
+		t.Errorf("%d %s", a.status, a.body)
+	}
+	s.reported(1)
+	if n := s.booth.called("Run"); n != 1 {
+		t.Errorf("it ran %d times", n)
+	}
+}
+
+// The settlement may be away for a while when a request ends.
+func TestReportAgain(t *testing.T) {
+	s := newShop(t, words{})
+	s.booth.deposit(keyOf("payer"), 100_000)
+	s.booth.failing("End", errors.New("no route"), &cashier.Refusal{Code: cashier.CodeBusy, Text: "later"})
+	if a := s.post(body); a.status != 200 {
+		t.Fatalf("%d %s", a.status, a.body)
+	}
+	s.reported(1)
+	if n := s.booth.called("End"); n != 3 {
+		t.Errorf("it was told %d times", n)
+	}
+	s.booth.failing("End", &cashier.Refusal{Code: cashier.CodeBad, Text: "never"})
+	s.post(body)
+	s.close() // waits for what ended
+	if n := s.booth.called("End"); n != 4 || len(s.booth.reported()) != 1 {
+		t.Errorf("it was told %d times, %d were taken", n, len(s.booth.reported()))
+	}
+}
+
+// What fails between the payment and the answer is given back at once; nobody is told
+// that something is paid that is not.
+func TestSettlementFails(t *testing.T) {
+	down := errors.New("no route")
+	tests := []struct {
+		method string
+		err    error
+		status int
+		code   string
+		ends   int
+	}{
+		{"Terms", down, 503, "settlement_unreachable", 1},
+		{"Quote", down, 503, "settlement_unreachable", 0},
+		{"Quote", &cashier.Refusal{Code: cashier.CodeBusy, Text: "many", Retry: 9}, 503, "busy", 0},
+		{"Quote", &cashier.Refusal{Code: cashier.CodeNotFound, Field: "model", Text: "no such model"}, 404, "not_found", 0},
+		{"Quote", &cashier.Refusal{Code: cashier.CodeBad, Text: "too many tokens"}, 400, "bad_request", 0},
+		{"Debit", &cashier.Refusal{Code: cashier.CodeState, Text: "expired"}, 409, "wrong_state", 0},
+		{"Run", down, 503, "settlement_unreachable", 1},
+		{"Run", &cashier.Refusal{Code: cashier.CodeState, Text: "it runs", Retry: 4}, 503, "wrong_state", 1},
+	}
+	for _, tt := range tests {
+		s := newShop(t, words{})
+		payer := keyOf("payer")
+		s.booth.deposit(payer, 100_000)
+		s.booth.failing(tt.method, tt.err)
+		s.post(body).is(t, tt.method, tt.status, tt.code)
+		if s.close(); len(s.booth.reported()) != tt.ends || s.booth.balance(payer) != 100_000 {
+			t.Errorf("%s: %d ends, balance %d", tt.method, len(s.booth.reported()), s.booth.balance(payer))
+		}
+	}
+}
+
+// Who asks for quotes and pays none has to wait, and nobody else does.
+func TestUnpaidQuotesBounded(t *testing.T) {
+	s := newShop(t, words{})
+	for range maxUnpaid {
+		s.post(body).is(t, "a quote", 402, "payment_required")
+	}
+	a := s.post(body)
+	if a.is(t, "one too many", 429, "too_many_quotes"); a.header.Get("Retry-After") != "60" {
+		t.Errorf("Retry-After %q", a.header.Get("Retry-After"))
+	}
+	s.booth.advance(unpaidFor)
+	o := s.post(body).offer(t)
+	for range maxUnpaid - 1 {
+		s.post(body)
+	}
+	paid := byTransfer(o, s.booth.transfer(o.Quote, keyOf("payer"), quoted), keyOf("payer"))
+	if a := s.post(body, paid...); a.status != 200 {
+		t.Errorf("a payment at the bound: %d %s", a.status, a.body)
+	}
+	s.post(body).is(t, "after a payment", 402, "payment_required")
+}
+
+// A client that leaves pays for what it got, and its request is reported.
+func TestGoneClient(t *testing.T) {
+	gate := make(chan struct{}, 4)
+	s := newShop(t, words{gate: gate})
+	s.booth.deposit(keyOf("payer"), 100_000)
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, "POST", s.url+"/v1/completions", bytes.NewReader([]byte(`{"model":"m","prompt":"hello","max_tokens":10,"stream":true}`)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	gate <- struct{}{}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	if _, err := resp.Body.Read(make([]byte, 1)); err != nil {
+		t.Fatal(err)
+	}
+	cancel()
+	if end := s.reported(1); end.Tokens != 6 || end.Failed == "" {
+		t.Errorf("got %+v", end)
+	}
+	if got := s.booth.balance(keyOf("payer")); got != 100_000-6000 {
+		t.Errorf("the payer has %d", got)
+	}
+}
