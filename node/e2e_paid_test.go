@@ -11,13 +11,16 @@ import (
 	"io"
 	"log/slog"
 	"net/http"
+	"net/url"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/mr-tron/base58"
+	"github.com/pquerna/otp/totp"
 
 	"kvasird/node/api"
 	"kvasird/node/cashier"
@@ -193,6 +196,33 @@ func TestPaidNetwork(t *testing.T) {
 	}
 	w.claims(c)
 	w.refusesStrangers(entry)
+	w.governs(c)
+}
+
+// governs changes a parameter, from a node that is not who settles.
+func (w *town) governs(c *client.Client) {
+	w.t.Helper()
+	now := must(c.Money(w.ctx))(w.t).Terms
+	made := must(c.Propose(w.ctx, api.Change{Values: map[string]uint64{"fee": 120_000}}))(w.t)
+	wallet, key := walletOf("a")
+	_, stranger := walletOf("b")
+	uri := must(url.Parse(regexp.MustCompile(`otpauth://\S+`).FindString(w.said.String())))(w.t)
+	code := must(totp.GenerateCode(uri.Query().Get("secret"), time.Now()))(w.t)
+	if _, err := c.Activate(w.ctx, signedChange(made, wallet, stranger, code)); err == nil {
+		w.t.Error("a stranger's signature changes a parameter")
+	}
+	if done := must(c.Activate(w.ctx, signedChange(made, wallet, key, code)))(w.t); done.Sequence != 1 || done.Epoch <= now.Epoch {
+		w.t.Errorf("activated %+v in epoch %d", done, now.Epoch)
+	}
+	if _, err := c.Activate(w.ctx, signedChange(made, wallet, key, code)); err == nil {
+		w.t.Error("a change is taken twice")
+	}
+}
+
+func signedChange(made api.Proposed, wallet settle.Wallet, key ed25519.PrivateKey, code string) api.Activation {
+	text := made.Texts[wallet.String()]
+	return api.Activation{Proposal: made.Proposal, Code: code,
+		Signatures: []api.WalletSignature{{Wallet: wallet.String(), Format: "raw", Signature: base58.Encode(ed25519.Sign(key, []byte(text)))}}}
 }
 
 // claims links a wallet to the entry and claims what it earned.
