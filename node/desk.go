@@ -74,9 +74,12 @@ func (n *Node) openDesk(ctx context.Context, t *token, identity p2p.Identity) (*
 	s.desk, err = cashier.OpenDesk(cashier.DeskConfig{
 		Network: t.authority.Network, Cluster: t.authority.Cluster, Key: identity.PrivateKey(), Books: books, Chain: client,
 		Vault: vaultOf{client, keys}, Governor: governor, Decimals: t.decimals, FirstRaw: t.firstRaw, Began: t.began,
-		Models: models.model, Operators: t.operators, Fee: keys.fee, Among: s.drawn.Among, Publish: n.publishPrice, Logger: n.log,
+		Models: models.model, Operators: t.operators, Fee: keys.fee, Among: s.drawn.Among, Publish: n.exchange.prices.Publish, Logger: n.log,
 	})
 	if err != nil {
+		return nil, err
+	}
+	if err := n.exchange.prices.keepIn(ctx, books, s.desk); err != nil {
 		return nil, err
 	}
 	s.door = cashier.NewDoor(cashier.DoorConfig{As: s.as, Logger: n.log})
@@ -89,12 +92,6 @@ func (n *Node) openDesk(ctx context.Context, t *token, identity p2p.Identity) (*
 
 // as is the settlement as a node sees it.
 func (s *settling) as(node settle.Node) cashier.Service { return s.desk.As(node) }
-
-func (n *Node) publishPrice(record []byte) {
-	if p := n.exchange.prices; p != nil {
-		p.Publish(record)
-	}
-}
 
 // vaultKeys sign for the operator.
 type vaultKeys struct {

@@ -1,4 +1,4 @@
-//go:build svm && cgo && linux
+//go:build cgo && linux && svm
 
 package node
 
@@ -6,391 +6,333 @@ import (
 	"bytes"
 	"context"
 	"crypto/ed25519"
-	"crypto/rand"
-	"encoding/hex"
 	"encoding/json"
 	"fmt"
 	"io"
 	"log/slog"
 	"net/http"
+	"net/url"
 	"os"
 	"path/filepath"
-	"strconv"
+	"regexp"
 	"strings"
 	"testing"
-	"text/tabwriter"
 	"time"
 
 	"github.com/mr-tron/base58"
+	"github.com/pquerna/otp/totp"
 
-	"kvasird/ggml/tiny"
 	"kvasird/node/api"
 	"kvasird/node/cashier"
-	"kvasird/node/pay"
+	"kvasird/node/client"
 	"kvasird/p2p"
 	"kvasird/settle"
 	"kvasird/settle/settletest"
 )
 
-const (
-	// paidSlot is the chain's pace: a transaction is final after 32 slots.
-	paidSlot = 400 * time.Millisecond
-	// paidTime bounds the test: each of its payments waits for that.
-	paidTime = 5 * time.Minute
-	// pocket is what each consumer has in the beginning, in base units.
-	pocket settle.Amount = 10_000_000
-)
-
-// paidSwarm is a network with a token on a local chain: one node settles, one answers by
-// the experts of two volunteers. People have wallets, and nodes are linked to them.
-type paidSwarm struct {
+// town is a network with a token, a chain, who settles, and somebody with tokens.
+type town struct {
 	*network
-	chain *settletest.Chain
-	mint  settletest.Mint
-
-	operator, fees, alice, bella, dora, vera, vito settletest.Wallet
-	settler                                        *child
-	volunteers                                     []*child
+	chain    *settletest.Chain
+	mint     settletest.Mint
+	operator settletest.Wallet
+	alice    settletest.Wallet
+	settings []string // of the token section
+	config   string   // file of who settles
 }
 
-func newPaidSwarm(t *testing.T) *paidSwarm {
+// devnetSpans are so short that a test sees pay become free.
+var devnetSpans = []string{"epoch_seconds=60", "supply_delay_seconds=60", "ema_seconds=60", "audit_seconds=1", "unbonding_seconds=1", "claim_seconds=1"}
+
+const aliceHas = 10_000_000
+
+func newTown(t *testing.T) *town {
 	t.Helper()
-	p := &paidSwarm{chain: settletest.StartTicking(t, paidSlot)}
-	for name, w := range map[string]*settletest.Wallet{"operator": &p.operator, "fees": &p.fees, "alice": &p.alice, "bella": &p.bella,
-		"dora": &p.dora, "vera": &p.vera, "vito": &p.vito} {
-		*w = p.chain.NewWallet(name)
+	w := &town{chain: settletest.Start(t)}
+	w.operator, w.alice = w.chain.NewWallet("operator"), w.chain.NewWallet("alice")
+	w.mint = w.chain.NewMint("kvr", settletest.Token)
+	w.mint.Open(w.operator.Key)
+	w.mint.Fund(w.alice.Key, aliceHas)
+	w.chain.Advance(60)
+	var genesis settle.Key
+	raw := must(w.chain.Call("getGenesisHash"))(t)
+	if err := json.Unmarshal(raw, &genesis); err != nil {
+		t.Fatal(err)
 	}
-	p.mint = p.chain.NewMint("kvr", settletest.Token)
-	p.mint.Open(p.operator.Key)
-	for _, w := range []settletest.Wallet{p.alice, p.bella} {
-		p.mint.Fund(w.Key, pocket)
-	}
-	for _, w := range []settletest.Wallet{p.dora, p.vera, p.vito} {
-		p.mint.Open(w.Key)
-	}
-	p.network = &network{swarm: newSwarm(t)}
-	ctx, cancel := context.WithTimeout(context.Background(), paidTime)
-	t.Cleanup(cancel)
-	p.ctx = ctx
-	p.found()
-	return p
-}
-
-// found makes the files of the network and of who settles.
-func (p *paidSwarm) found() {
-	p.t.Helper()
-	data := filepath.Join(p.dir, "settler")
+	dir := t.TempDir()
+	me := must(p2p.LoadOrCreateIdentity(filepath.Join(dir, "identity.key")))(t)
+	w.settings = tokenSettings(append(devnetSpans, "mint="+w.mint.Key.String(), "cluster="+genesis.String(), "vault_owner="+w.operator.Key.String(),
+		"wallets="+walletText("a"), "threshold=1", "settlement="+me.ID().String())...)
+	w.network = newNetwork(t, NewNetwork{Token: w.settings, Devnet: true})
+	data := filepath.Join(w.dir, "settle")
 	if err := os.MkdirAll(data, 0o700); err != nil {
-		p.t.Fatal(err)
+		t.Fatal(err)
 	}
-	if _, err := p2p.LoadOrCreateIdentity(filepath.Join(data, "identity.key")); err != nil {
-		p.t.Fatal(err)
+	if err := os.WriteFile(filepath.Join(data, "identity.key"), must(os.ReadFile(filepath.Join(dir, "identity.key")))(t), 0o600); err != nil {
+		t.Fatal(err)
 	}
-	var cluster settle.Key
-	raw, err := p.chain.Call("getGenesisHash")
-	if err == nil {
-		err = json.Unmarshal(raw, &cluster)
-	}
-	if err != nil {
-		p.t.Fatal(err)
-	}
-	p.file = filepath.Join(p.dir, "paid.toml")
-	err = CreateNetwork(NewNetwork{Name: "paid", Replicas: 1, Out: p.file, Devnet: true, Data: data, Token: []string{
-		"mint=" + p.mint.Key.String(), "decimals=" + strconv.Itoa(int(p.mint.Decimals)), "cluster=" + cluster.String(),
-		"vault_owner=" + p.operator.Key.String(), "wallets=" + p.operator.Key.String(), "audit_seconds=1", "bond_epochs=2",
-	}}, io.Discard)
-	if err != nil {
-		p.t.Fatal(err)
-	}
-	vault, fee := p.keyFile("vault.json", p.operator), p.keyFile("fee.json", p.fees)
-	config := fmt.Sprintf("[settle]\nrpc = [%q, %q]\nvault_key = %q\nfee_key = %q\n", p.chain.URL("one"), p.chain.URL("two"), vault, fee)
-	if err := os.WriteFile(filepath.Join(p.dir, "settle.toml"), []byte(config), 0o600); err != nil {
-		p.t.Fatal(err)
+	vault := filepath.Join(w.dir, "vault.json")
+	writeKey(t, vault, w.operator.Private)
+	w.config = filepath.Join(w.dir, "settle.toml")
+	w.configure(fmt.Sprintf("[settle]\nrpc = [%q]\nvault_key = %q\n", w.chain.URL("a"), vault))
+	return w
+}
+
+func (w *town) configure(text string) {
+	w.t.Helper()
+	if err := os.WriteFile(w.config, []byte(text), 0o600); err != nil {
+		w.t.Fatal(err)
 	}
 }
 
-// keyFile writes a key pair as Solana's tools do.
-func (p *paidSwarm) keyFile(name string, w settletest.Wallet) string {
-	p.t.Helper()
-	numbers := make([]int, len(w.Private))
-	for i, b := range w.Private {
-		numbers[i] = int(b)
+func writeKey(t testing.TB, path string, key ed25519.PrivateKey) {
+	t.Helper()
+	var numbers []int
+	for _, b := range key {
+		numbers = append(numbers, int(b))
 	}
-	path := filepath.Join(p.dir, name)
-	text, err := json.Marshal(numbers)
-	if err == nil {
-		err = os.WriteFile(path, text, 0o600)
-	}
-	if err != nil {
-		p.t.Fatal(err)
-	}
-	return path
-}
-
-// begin starts the nodes and links those that earn.
-func (p *paidSwarm) begin() {
-	p.t.Helper()
-	p.settler = p.start("settler", "--config", filepath.Join(p.dir, "settle.toml"), "--network", p.file, "--role", "settle",
-		"--listen", "/ip4/127.0.0.1/tcp/0", "--http", Off)
-	at := localAddr(p.sees(p.settler, func(st *api.Status) bool { return st.State == api.StateServing }))
-	p.backbone = p.join("backbone", "--peer", at, "--model", p.whole, "--experts", "remote", "--wait", "60")
-	whole := localAddr(p.sees(p.backbone, func(st *api.Status) bool { return localAddr(st) != "" }))
-	for _, name := range []string{"volunteer-1", "volunteer-2"} {
-		p.volunteers = append(p.volunteers, p.join(name, "--peer", at, "--peer", whole, "--memory", "16MB", "--disk", "1GB", "--http", Off))
-	}
-	p.http = p.sees(p.backbone, serving).HTTP
-	p.link(p.backbone, p.dora, false)
-	p.link(p.volunteers[0], p.vera, false)
-	p.link(p.volunteers[1], p.vito, false)
-}
-
-// link has a wallet sign that it has the pay of a node.
-func (p *paidSwarm) link(c *child, w settletest.Wallet, spend bool) {
-	p.t.Helper()
-	text, err := c.client().LinkText(p.ctx, api.LinkTextRequest{Wallet: w.Key.String(), Spend: spend})
-	if err == nil {
-		_, err = c.client().Link(p.ctx, api.Link{Wallet: w.Key.String(), Spend: spend, Since: text.Since, Format: "raw",
-			Signature: base58.Encode(ed25519.Sign(w.Private, []byte(text.Text)))})
-	}
-	if err != nil {
-		p.t.Fatalf("link %s: %v", c.name, err)
+	if err := os.WriteFile(path, must(json.Marshal(numbers))(t), 0o600); err != nil {
+		t.Fatal(err)
 	}
 }
 
-// asks posts a request with headers.
-func (p *paidSwarm) asks(body []byte, headers map[string]string) (status int, retry bool, answer []byte) {
-	p.t.Helper()
-	req, err := http.NewRequestWithContext(p.ctx, http.MethodPost, "http://"+p.http+"/v1/chat/completions", bytes.NewReader(body))
-	if err != nil {
-		p.t.Fatal(err)
-	}
+// ask posts a request and returns what was answered.
+func (w *town) ask(body []byte, headers map[string]string) (status int, text []byte) {
+	w.t.Helper()
+	r := must(http.NewRequestWithContext(w.ctx, http.MethodPost, "http://"+w.http+"/v1/chat/completions", bytes.NewReader(body)))(w.t)
+	r.Header.Set("Content-Type", "application/json")
 	for k, v := range headers {
-		req.Header.Set(k, v)
+		r.Header.Set(k, v)
 	}
-	resp, err := http.DefaultClient.Do(req)
-	if err != nil {
-		p.t.Fatal(err)
-	}
+	resp := must(http.DefaultClient.Do(r))(w.t)
 	defer resp.Body.Close()
-	answer, err = io.ReadAll(resp.Body)
-	if err != nil {
-		p.t.Fatal(err)
-	}
-	return resp.StatusCode, resp.Header.Get("Retry-After") != "", answer
+	return resp.StatusCode, must(io.ReadAll(resp.Body))(w.t)
 }
 
-func (p *paidSwarm) question(text string) []byte {
-	req := long(text)
-	req["model"] = strings.TrimSuffix(tiny.Name, ".gguf")
-	delete(req, "logit_bias")
-	body, err := json.Marshal(req)
-	if err != nil {
-		p.t.Fatal(err)
-	}
-	return body
-}
-
-// content is the text of a whole answer, with what it used.
-func (p *paidSwarm) content(status int, body []byte) (text string, tokens uint64) {
-	p.t.Helper()
-	var whole struct {
-		Choices []struct{ Message struct{ Content string } }
-		Usage   struct {
-			Total uint64 `json:"total_tokens"`
-		}
-	}
-	if err := json.Unmarshal(body, &whole); status != http.StatusOK || err != nil || len(whole.Choices) != 1 {
-		p.t.Fatalf("status %d, %v: %s", status, err, body)
-	}
-	return whole.Choices[0].Message.Content, whole.Usage.Total
-}
-
-// transfer sends tokens to the vault; the memo may be empty.
-func (p *paidSwarm) transfer(from settletest.Wallet, amount settle.Amount, memo string) settle.Signature {
-	p.t.Helper()
-	in := []settletest.Instruction{p.mint.TransferChecked(p.mint.ATA(from.Key), p.mint.ATA(p.operator.Key), from.Key, amount)}
-	if memo != "" {
-		in = append(in, settletest.Memo(memo, from.Key))
-	}
-	return p.chain.Run([]settletest.Wallet{from}, in...)
-}
-
-// pays is a consumer with a wallet: it asks, is told the price, pays, and is answered.
-func (p *paidSwarm) pays(w settletest.Wallet, text string) (answer string, tokens uint64, quoted settle.Amount) {
-	p.t.Helper()
-	body := p.question(text)
-	status, _, got := p.asks(body, nil)
-	var due struct{ Payment pay.Offer }
-	if err := json.Unmarshal(got, &due); status != http.StatusPaymentRequired || err != nil {
-		p.t.Fatalf("unpaid: status %d, %v: %s", status, err, got)
-	}
-	o := due.Payment
-	sig := p.transfer(w, o.Amount, o.Memo)
-	headers := map[string]string{"X-Kvasir-Quote": o.Quote.String(), "X-Kvasir-Payment": sig.String(), "X-Kvasir-Secret": o.ClaimSecret, "X-Kvasir-Payer": w.Key.String()}
+// until asks again while the answer is 503: the settlement is not met, or the payment not
+// final.
+func (w *town) until(want int, body []byte, headers map[string]string) []byte {
+	w.t.Helper()
 	for {
-		status, retry, got := p.asks(body, headers)
-		if status == http.StatusOK || !retry {
-			answer, tokens = p.content(status, got)
-			return answer, tokens, o.Amount
+		status, text := w.ask(body, headers)
+		if status == want {
+			return text
 		}
-		time.Sleep(time.Second)
+		if status != http.StatusServiceUnavailable || w.ctx.Err() != nil {
+			w.t.Fatalf("status %d, want %d: %s", status, want, text)
+		}
+		time.Sleep(100 * time.Millisecond)
 	}
 }
 
-// ledger is what an owner has, by the settlement.
-func (p *paidSwarm) ledger(owner string) api.Ledger {
-	p.t.Helper()
-	l, err := p.backbone.client().Ledger(p.ctx, owner)
-	if err != nil {
-		p.t.Fatal(err)
+// becomes waits for something.
+func (w *town) becomes(what string, true func() bool) {
+	w.t.Helper()
+	for !true() {
+		if w.ctx.Err() != nil {
+			w.t.Fatalf("%s: it never happens", what)
+		}
+		time.Sleep(100 * time.Millisecond)
 	}
-	return l
 }
 
-func (p *paidSwarm) amount(text string) settle.Amount {
-	p.t.Helper()
-	a, err := settle.ParseAmount(text)
-	if err != nil {
-		p.t.Fatal(err)
+// buys pays for a request on the chain and has it answered.
+func (w *town) buys(body []byte) (answer []byte, paid settle.Amount) {
+	w.t.Helper()
+	var bill struct {
+		Payment struct {
+			Quote  settle.QuoteID `json:"quote"`
+			Amount settle.Amount  `json:"amount"`
+			Memo   string         `json:"memo"`
+			Secret string         `json:"claim_secret"`
+		} `json:"payment"`
 	}
-	return a
+	text := w.until(http.StatusPaymentRequired, body, nil)
+	if err := json.Unmarshal(text, &bill); err != nil || bill.Payment.Amount == 0 {
+		w.t.Fatalf("%v: %s", err, text)
+	}
+	p := bill.Payment
+	sig := w.chain.Run([]settletest.Wallet{w.alice},
+		w.mint.TransferChecked(w.mint.ATA(w.alice.Key), w.mint.ATA(w.operator.Key), w.alice.Key, p.Amount), settletest.Memo(p.Memo, w.alice.Key))
+	headers := map[string]string{"X-Kvasir-Quote": p.Quote.String(), "X-Kvasir-Payment": sig.String(), "X-Kvasir-Secret": p.Secret, "X-Kvasir-Payer": w.alice.Key.String()}
+	if status, text := w.ask(body, headers); status != http.StatusServiceUnavailable {
+		w.t.Errorf("a payment that is not final: status %d: %s", status, text)
+	}
+	w.chain.Advance(40)
+	return w.until(http.StatusOK, body, headers), p.Amount
 }
 
-// claims pays all that a node's wallet has to it, and waits until the chain has it.
-func (p *paidSwarm) claims(c *child, w settletest.Wallet) settle.Amount {
-	p.t.Helper()
-	var balance settle.Amount
-	for balance == 0 { // until the audit window of the last pay is over
-		if p.ctx.Err() != nil {
-			p.t.Fatalf("%s has nothing to claim: %+v", c.name, p.ledger(w.Key.String()))
-		}
-		time.Sleep(time.Second)
-		balance = p.amount(p.ledger(w.Key.String()).Balance)
-	}
-	var id [32]byte
-	rand.Read(id[:])
-	before := p.chain.Balance(p.mint.ATA(w.Key))
-	if _, err := c.client().Claim(p.ctx, api.Move{ID: hex.EncodeToString(id[:]), Amount: balance.String()}); err != nil {
-		p.t.Fatalf("%s claims: %v", c.name, err)
-	}
-	for p.amount(p.ledger(w.Key.String()).Leaving) > 0 || p.chain.Balance(p.mint.ATA(w.Key)) != before+balance {
-		if p.ctx.Err() != nil {
-			p.t.Fatalf("%s: the payout of %d does not arrive: %+v", c.name, balance, p.ledger(w.Key.String()))
-		}
-		time.Sleep(time.Second)
-	}
-	return balance
+// controlOf is the control API of a node that runs here.
+func (w *town) controlOf(name string) *client.Client {
+	return client.New(filepath.Join(w.dir, name+".sock"))
 }
 
-// holdings are the tokens of everybody, on the chain.
-func (p *paidSwarm) holdings() map[string]settle.Amount {
-	out := map[string]settle.Amount{}
-	for name, w := range map[string]settletest.Wallet{"alice, pays each answer": p.alice, "bella, deposits once": p.bella, "dora, has the backbone": p.dora,
-		"vera, has volunteer 1": p.vera, "vito, has volunteer 2": p.vito, "vault": p.operator} {
-		out[name] = p.chain.Balance(p.mint.ATA(w.Key))
+// TestPaidNetwork: somebody pays for an answer on the chain; who computed it links a wallet,
+// and claims the pay to it.
+func TestPaidNetwork(t *testing.T) {
+	w := newTown(t)
+	settles, _ := w.here("settle", "--role", "settle", "--config", w.config)
+	entry, _ := w.here("entry", "--role", "backbone,entry", "--model", w.whole, "--peer", localAddr(must(settles.Status(w.ctx))(t)))
+	w.serves(entry)
+	body := must(json.Marshal(map[string]any{"model": "backbone", "max_tokens": 64, "temperature": 0, "messages": []map[string]string{{"role": "user", "content": questions[0]}}}))(t)
+	text, paid := w.buys(body)
+	if !strings.Contains(string(text), `"finish_reason":"stop"`) {
+		t.Errorf("answered %s", text)
 	}
-	return out
+	c := w.controlOf("entry")
+	var m api.Money
+	w.becomes("the entry is paid", func() bool {
+		var err error
+		m, err = c.Money(w.ctx)
+		return err == nil && m.Ledger.Requests == 1
+	})
+	if m.Terms.Vault != w.mint.ATA(w.operator.Key).String() || m.Ledger.Earned == "0" || m.Ledger.Wallet != api.NoWallet {
+		t.Errorf("%+v", m)
+	}
+	back := must(c.Ledger(w.ctx, w.alice.Key.String()))(t)
+	t.Logf("paid %d, %s back, the entry earned %s", paid, back.Balance, m.Ledger.Earned)
+	if earned, rest := amount(t, m.Ledger.Earned), amount(t, back.Balance); rest == 0 || earned+rest >= paid {
+		t.Errorf("of %d %d came back and %d were earned", paid, rest, earned)
+	}
+	w.claims(c)
+	w.refusesStrangers(entry)
+	w.governs(c)
 }
 
-// TestPaidSwarm is the whole way of money: consumers pay, workers are credited what they
-// computed, claim it, and every token is where the books say.
-func TestPaidSwarm(t *testing.T) {
-	p := newPaidSwarm(t)
-	p.begin()
-	before := p.holdings()
-	const france, volunteer = "What is the capital of France?", "What does a worker hold?"
-
-	text, tokens, quoted := p.pays(p.alice, france)
-	if want := reference().answer(t, france, false); text != want {
-		t.Errorf("got %q, want %q", text, want)
+// governs changes a parameter, from a node that is not who settles.
+func (w *town) governs(c *client.Client) {
+	w.t.Helper()
+	now := must(c.Money(w.ctx))(w.t).Terms
+	made := must(c.Propose(w.ctx, api.Change{Values: map[string]uint64{"fee": 120_000}}))(w.t)
+	wallet, key := walletOf("a")
+	_, stranger := walletOf("b")
+	uri := must(url.Parse(regexp.MustCompile(`otpauth://\S+`).FindString(w.said.String())))(w.t)
+	code := must(totp.GenerateCode(uri.Query().Get("secret"), time.Now()))(w.t)
+	if _, err := c.Activate(w.ctx, signedChange(made, wallet, stranger, code)); err == nil {
+		w.t.Error("a stranger's signature changes a parameter")
 	}
-	fmt.Printf("alice      was quoted %d base units at most, and got %d tokens: %q\n", quoted, tokens, text)
-
-	const deposit settle.Amount = 1_000_000
-	sig := p.transfer(p.bella, deposit, "")
-	entry := p.join("bella", "--peer", localAddr(p.sees(p.backbone, serving)), "--role", "entry")
-	p.http = p.sees(entry, func(st *api.Status) bool { return st.HTTP != "" }).HTTP
-	p.link(entry, p.bella, true)
-	for {
-		_, err := entry.client().Deposit(p.ctx, api.Deposit{Signature: sig.String(), Owner: p.bella.Key.String(), Amount: deposit.String()})
-		if err == nil {
-			break
-		}
-		if p.ctx.Err() != nil {
-			t.Fatalf("deposit: %v", err)
-		}
-		time.Sleep(time.Second)
+	if done := must(c.Activate(w.ctx, signedChange(made, wallet, key, code)))(w.t); done.Sequence != 1 || done.Epoch <= now.Epoch {
+		w.t.Errorf("activated %+v in epoch %d", done, now.Epoch)
 	}
-	fmt.Printf("bella      deposited %d\n", deposit)
-	p.isReady(entry)
-	for _, q := range []string{volunteer, "What is 6 plus 7?"} {
-		status, _, got := p.asks(p.question(q), nil)
-		text, tokens := p.content(status, got)
-		if want := reference().answer(t, q, false); text != want {
-			t.Errorf("got %q, want %q", text, want)
-		}
-		fmt.Printf("bella      got %d tokens from her balance: %q\n", tokens, text)
+	if _, err := c.Activate(w.ctx, signedChange(made, wallet, key, code)); err == nil {
+		w.t.Error("a change is taken twice")
 	}
-
-	for _, who := range []struct {
-		c *child
-		w settletest.Wallet
-	}{{p.volunteers[0], p.vera}, {p.volunteers[1], p.vito}, {p.backbone, p.dora}} {
-		got := p.claims(who.c, who.w)
-		st, err := who.c.client().Money(p.ctx)
-		if err != nil {
-			t.Fatal(err)
-		}
-		fmt.Printf("%-10s earned %s for %d requests, claimed %d, %s stay bonded\n", who.c.name, st.Ledger.Earned, st.Ledger.Requests, got, st.Ledger.Bonded)
-	}
-	p.audit(before)
 }
 
-// audit compares the chain with the books, once who settles has stopped.
-func (p *paidSwarm) audit(before map[string]settle.Amount) {
-	p.t.Helper()
-	after := p.holdings()
-	var sum settle.Amount
-	w := tabwriter.NewWriter(os.Stdout, 0, 0, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprintln(w, "\ntokens on the chain\tbefore\tafter\tchange\t")
-	for _, name := range []string{"alice, pays each answer", "bella, deposits once", "dora, has the backbone", "vera, has volunteer 1", "vito, has volunteer 2", "vault"} {
-		fmt.Fprintf(w, "%s\t%d\t%d\t%+d\t\n", name, before[name], after[name], int64(after[name])-int64(before[name]))
-		sum += after[name]
+func signedChange(made api.Proposed, wallet settle.Wallet, key ed25519.PrivateKey, code string) api.Activation {
+	text := made.Texts[wallet.String()]
+	return api.Activation{Proposal: made.Proposal, Code: code,
+		Signatures: []api.WalletSignature{{Wallet: wallet.String(), Format: "raw", Signature: base58.Encode(ed25519.Sign(key, []byte(text)))}}}
+}
+
+// claims links a wallet to the entry and claims what it earned.
+func (w *town) claims(c *client.Client) {
+	w.t.Helper()
+	volunteer := w.chain.NewWallet("volunteer")
+	ask := must(c.LinkText(w.ctx, api.LinkTextRequest{Wallet: volunteer.Key.String()}))(w.t)
+	l := api.Link{Wallet: volunteer.Key.String(), Since: ask.Since, Format: "raw", Signature: base58.Encode(ed25519.Sign(w.alice.Private, []byte(ask.Text)))}
+	if _, err := c.Link(w.ctx, l); err == nil {
+		w.t.Error("another wallet's signature links")
 	}
-	w.Flush()
-	if sum != 2*pocket {
-		p.t.Errorf("%d tokens are there, %d were made", sum, 2*pocket)
+	l.Signature = base58.Encode(ed25519.Sign(volunteer.Private, []byte(ask.Text)))
+	if got := must(c.Link(w.ctx, l))(w.t); got.Wallet != volunteer.Key.String() || got.Spend {
+		w.t.Errorf("linked %+v", got)
 	}
-	if err := p.settler.stop(); err != nil {
-		p.t.Fatal(err)
+	var free string
+	w.becomes("pay is free", func() bool {
+		l, err := c.Ledger(w.ctx, volunteer.Key.String())
+		free = l.Balance
+		return err == nil && free != "0"
+	})
+	move := api.Move{ID: strings.Repeat("ab", 32), Amount: free}
+	first := must(c.Claim(w.ctx, move))(w.t)
+	if again := must(c.Claim(w.ctx, move))(w.t); again.Signed.Signature != first.Signed.Signature {
+		w.t.Errorf("one claim is two payouts: %+v and %+v", first, again)
 	}
-	books, err := cashier.Open(filepath.Join(p.dir, "settler", "books"), slog.New(slog.DiscardHandler), nil)
-	if err != nil {
-		p.t.Fatal(err)
+	w.chain.Advance(40)
+	if got := w.chain.Balance(w.mint.ATA(volunteer.Key)); got != amount(w.t, free) {
+		w.t.Errorf("the wallet has %d, %s were claimed", got, free)
 	}
-	defer books.Close()
-	ledger, err := books.Verify()
-	if err != nil {
-		p.t.Fatal(err)
-	}
-	in, _ := ledger.Balance(settle.Account{Kind: settle.Inflow})
-	out, _ := ledger.Balance(settle.Account{Kind: settle.PaidOut})
-	if in-out != after["vault"] {
-		p.t.Errorf("the books have %d in and %d out, the vault has %d", in, out, after["vault"])
-	}
-	fmt.Printf("\nthe books: %d came in, %d was paid out, the vault holds the difference; in it are\n", in, out)
-	held := map[settle.Kind]settle.Amount{}
-	for _, a := range ledger.Accounts() {
-		if a.Account.Kind != settle.Inflow && a.Account.Kind != settle.PaidOut {
-			held[a.Account.Kind] += a.Amount
+	w.becomes("the payout is done", func() bool {
+		l, err := c.Ledger(w.ctx, volunteer.Key.String())
+		return err == nil && len(l.Payouts) == 1 && l.Payouts[0].Outcome == 1 && l.Leaving == "0"
+	})
+}
+
+// refusesStrangers sees that the HTTP door of the node's accounts takes the service token
+// alone.
+func (w *town) refusesStrangers(entry *Node) {
+	w.t.Helper()
+	secret := strings.TrimSpace(string(must(os.ReadFile(filepath.Join(w.dir, "entry", serviceTokenName)))(w.t)))
+	before := must(w.controlOf("entry").Money(w.ctx))(w.t).Ledger
+	for token, want := range map[string]int{"": http.StatusForbidden, secret + "a": http.StatusForbidden, secret: http.StatusOK} {
+		r := must(http.NewRequest(http.MethodPost, "http://"+w.http+"/api/node/contribution", strings.NewReader(`{"units": 1000000000, "role": "hub", "tier": "gold"}`)))(w.t)
+		r.Header.Set(cashier.TokenHeader, token)
+		resp := must(http.DefaultClient.Do(r))(w.t)
+		resp.Body.Close()
+		if resp.StatusCode != want {
+			w.t.Errorf("token %.8q…: status %d, want %d", token, resp.StatusCode, want)
 		}
 	}
-	for k := settle.Balance; k <= settle.Emission; k++ {
-		if held[k] > 0 {
-			fmt.Printf("  %10d  %s\n", held[k], k)
-		}
+	if after := must(w.controlOf("entry").Money(w.ctx))(w.t).Ledger; after.Earned != before.Earned || after.Held != before.Held || after.Bonded != before.Bonded {
+		w.t.Errorf("what a node says of itself moved %+v to %+v", before, after)
 	}
-	if held[settle.Escrow] != 0 {
-		p.t.Errorf("%d are in escrow of requests that ended", held[settle.Escrow])
+}
+
+func amount(t testing.TB, s string) settle.Amount {
+	t.Helper()
+	return must(settle.ParseAmount(s))(t)
+}
+
+// TestSettleRefusesToStart: each thing that is not as it should be ends the start with its
+// reason, and no URL.
+func TestSettleRefusesToStart(t *testing.T) {
+	w := newTown(t)
+	good := string(must(os.ReadFile(w.config))(t))
+	other := filepath.Join(w.dir, "other.json")
+	writeKey(t, other, w.alice.Private)
+	vault := filepath.Join(w.dir, "vault.json")
+	open := filepath.Join(w.dir, "open.json")
+	writeKey(t, open, w.operator.Private)
+	if err := os.Chmod(open, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	for name, tt := range map[string]struct {
+		config string
+		fault  *settletest.Fault
+		data   string
+		want   string
+	}{
+		"another node":        {good, nil, "stranger", "as who settles, and this node is"},
+		"another vault key":   {strings.Replace(good, vault, other, 1), nil, "settle", "settle.vault_key: it is the key of"},
+		"a key others read":   {strings.Replace(good, vault, open, 1), nil, "settle", "chmod 600"},
+		"no key":              {strings.Replace(good, vault, "none.json", 1), nil, "settle", "settle.vault_key: open none.json"},
+		"vault key pays fees": {good + fmt.Sprintf("fee_key = %q\n", vault), nil, "settle", "settle.fee_key is the key of the vault's owner"},
+		"no authenticator":    {good + "authenticator = \"none\"\n", nil, "settle", "settle.authenticator: open none"},
+		"another cluster":     {good, &settletest.Fault{Method: "getGenesisHash", Result: json.RawMessage(`"` + walletText("x") + `"`)}, "settle", "another cluster"},
+		"no vault":            {good, &settletest.Fault{Method: "getMultipleAccounts", Result: json.RawMessage(`{"value": [null, null]}`)}, "settle", "the mint is not what is pinned"},
+		"no provider":         {good, &settletest.Fault{HTTP: &settletest.HTTPFault{Status: 500}}, "settle", "a provider gave no answer"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w.configure(tt.config)
+			if tt.fault != nil {
+				w.chain.Fault(*tt.fault)
+				defer w.chain.ClearFaults()
+			}
+			cfg := Config{Data: filepath.Join(w.dir, tt.data), Network: w.file, Roles: []Role{RoleSettle}, HTTP: Off,
+				Listen: []string{"/ip4/127.0.0.1/tcp/0"}, Control: filepath.Join(w.dir, "refused.sock")}
+			if err := ReadConfigFile(w.config, &cfg); err != nil {
+				t.Fatal(err)
+			}
+			if err := cfg.Validate(); err != nil {
+				t.Fatal(err)
+			}
+			ctx, cancel := context.WithTimeout(w.ctx, time.Minute)
+			defer cancel()
+			err := Run(ctx, cfg, slog.New(slog.DiscardHandler), func(*Node) { cancel() })
+			if err == nil || !strings.Contains(err.Error(), tt.want) || strings.Contains(err.Error(), w.chain.URL("a")) {
+				t.Errorf("%v, want an error with %q and no URL", err, tt.want)
+			}
+		})
 	}
 }

@@ -16,6 +16,7 @@ import (
 
 	"kvasird/ggml/gguf"
 	"kvasird/market"
+	"kvasird/node/cashier"
 	"kvasird/node/meter"
 	"kvasird/p2p"
 	"kvasird/settle"
@@ -77,6 +78,19 @@ func (n *Node) startPrices() error {
 	n.exchange.prices, err = openPrices(pricesConfig{
 		Host: n.host, Network: n.cfg.Genesis.Hash(), Publisher: t.peer, File: filepath.Join(n.cfg.Data, "prices.json"), Logger: n.log,
 	})
+	return err
+}
+
+// keepIn has the prices of a settlement on this node come from its books, those from before its
+// last stop too.
+func (p *prices) keepIn(ctx context.Context, books *cashier.Books, desk *cashier.Desk) error {
+	p.history = func(id gguf.ModelID, after uint64, most int) ([][]byte, error) {
+		return books.PriceRecords(settle.Hash(id), after, most)
+	}
+	terms, err := desk.Terms(ctx)
+	for _, price := range terms.Prices {
+		p.Publish(price.Record)
+	}
 	return err
 }
 
