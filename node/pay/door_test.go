@@ -292,6 +292,12 @@ func TestTransfer(t *testing.T) {
 	other := `{"model":"m","prompt":"other","max_tokens":10}`
 
 	s.post(body, stolen...).is(t, "without the secret", 403, "not_claimed")
+	if err := s.door.take(o.Quote); err != nil {
+		t.Fatal(err)
+	}
+	s.post(body, stolen...).is(t, "without the secret, while it is paid", 403, "not_claimed")
+	s.post(body, paid...).is(t, "while it is paid", 503, "running")
+	s.door.leave(o.Quote)
 	s.post(other, paid...).is(t, "another body", 409, "other_request")
 	s.post(body, paid[:6]...).is(t, "no payer", 400, "invalid_value")
 	if n := s.booth.called("Pay"); n != 0 {
