@@ -211,6 +211,27 @@ func TestRingIsMetered(t *testing.T) {
 	n.accountsFor(n.pays(entry, 20, 60, 120), 2)
 }
 
+// TestCarriedIsMetered: a node that has the model answer elsewhere credits who answered.
+func TestCarriedIsMetered(t *testing.T) {
+	n := newNetwork(t, NewNetwork{Replicas: 1, Token: tokenSettings()})
+	whole, _ := n.here("whole", "--role", "backbone", "--model", n.whole, "--experts", "here", "--http", Off)
+	entry, _ := n.here("entry", "--peer", localAddr(must(whole.Status(n.ctx))(t)), "--role", "entry")
+	n.serves(entry)
+	list := n.pays(entry, 20, 60, 120)
+	n.accountsFor(list, 1)
+	if self := must(meter.NodeOf(whole.host.ID().String()))(t); len(list[0].credit) != 1 || list[0].credit[0].Worker != self {
+		t.Errorf("credited %v", list[0].credit)
+	}
+	for whole.carried.Stats().Running > 0 {
+		time.Sleep(10 * time.Millisecond)
+	}
+	time.Sleep(100 * time.Millisecond) // it draws once the stream has ended
+	// what it answered for the entry is not there for requests of its own, but for canaries
+	if own := n.reports(whole, settle.QuoteID{9}, 1000); float64(settle.Whole-own.rest) > 0.02*float64(settle.Whole) {
+		t.Errorf("%v of a request of 1000 tokens is credited to who answered for another node", settle.Whole-own.rest)
+	}
+}
+
 // serves waits until a node answers.
 func (n *network) serves(entry *Node) {
 	n.t.Helper()
