@@ -4,10 +4,9 @@ package node
 
 import (
 	"context"
-	"encoding/json"
 	"flag"
+	"io"
 	"log/slog"
-	"net/http"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -15,6 +14,7 @@ import (
 	"time"
 
 	"kvasird/ggml/gguf"
+	"kvasird/node/engine"
 	"kvasird/node/meter"
 	"kvasird/settle"
 )
@@ -88,25 +88,37 @@ func (n *network) pays(entry *Node, lengths ...int) []paid {
 	var asked sync.WaitGroup
 	for i, most := range lengths {
 		asked.Go(func() {
-			req := long(questions[i%len(questions)])
-			req["max_tokens"] = most
-			status, _, body := n.chat(req, nil)
-			var said struct {
-				Usage struct {
-					Prompt uint64 `json:"prompt_tokens"`
-					Total  uint64 `json:"total_tokens"`
-				} `json:"usage"`
-			}
-			if err := json.Unmarshal([]byte(body), &said); status != http.StatusOK || err != nil {
-				n.t.Errorf("status %d, %v: %s", status, err, body)
-				return
-			}
-			out[i] = n.reports(entry, settle.QuoteID{1, byte(i)}, said.Usage.Total)
-			out[i].prompt = said.Usage.Prompt
+			prompt, total := n.answered(entry, questions[i%len(questions)], most)
+			out[i] = n.reports(entry, settle.QuoteID{1, byte(i)}, total)
+			out[i].prompt = prompt
 		})
 	}
 	asked.Wait()
 	return out
+}
+
+// answered has a question answered by so many tokens, behind the door where it would be paid.
+func (n *network) answered(entry *Node, question string, most int) (prompt, total uint64) {
+	_, model, err := entry.answers.find("")
+	if err != nil {
+		n.t.Error(err)
+		return 0, 0
+	}
+	tokens := must(model.Tokenize("<|im_start|>user\n" + question + "<|im_end|>\n<|im_start|>assistant\n"))(n.t)
+	bias := map[int32]float32{}
+	for _, t := range reference().ends {
+		bias[t] = -100
+	}
+	ctx, cancel := context.WithCancel(n.ctx)
+	defer cancel()
+	g, err := model.generate(ctx, engine.Request{Prompt: tokens, MaxTokens: most, TopP: 1, RepeatPenalty: 1, LogitBias: bias}, engine.Extra{})
+	for total = uint64(len(tokens)); err == nil; total++ {
+		_, _, err = g.NextToken(ctx)
+	}
+	if err != io.EOF {
+		n.t.Error(err)
+	}
+	return uint64(len(tokens)), total - 1
 }
 
 // reports makes the receipt of a request of so many tokens, and has it credited.
