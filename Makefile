@@ -55,7 +55,7 @@ test-sdk: deps ## the official OpenAI and Anthropic clients, in Go and JavaScrip
 settle-deps: ## fetch the local Solana of the payment tests (Debian: npm; x86-64 only)
 	cd settle/settletest/svm && npm ci --ignore-scripts --no-audit --no-fund
 
-test-settle: settle-deps ## payments and payouts against a local Solana: what is refused, and why
+test-settle: deps settle-deps ## payments and payouts against a local Solana: what is refused, and why
 	go test -tags svm -count=1 -timeout 10m $(GOTESTFLAGS) ./settle/... ./node/cashier
 	go test -tags svm -count=1 -timeout 10m -run '^Test(PaidNetwork|SettleRefusesToStart)$$' $(GOTESTFLAGS) ./node
 

@@ -78,7 +78,8 @@ func TestControlMoney(t *testing.T) {
 	m, err := c.Money(ctx)
 	check("money", err, settle.Node{3})
 	if m.Terms.Vault != (settle.Key{6}).String() || m.Terms.Prices[0].Raw != 9 || m.Ledger.Balance != "18446744073709551615" || m.Ledger.Vesting[0] != (api.Vesting{Amount: "8", Free: 9}) ||
-		m.Ledger.Payouts[0].Outcome != 1 || m.Ledger.Payouts[0].Amount != "10" || m.Ledger.Target != "7" || m.Ledger.Requests != 6 {
+		m.Ledger.Payouts[0].Outcome != 1 || m.Ledger.Payouts[0].Amount != "10" || m.Ledger.Target != "7" || m.Ledger.Requests != 6 ||
+		m.StakeMemo != cashier.StakeMemo(settle.Node{3}) {
 		t.Errorf("money %+v", m)
 	}
 	q, err := c.Quote(ctx, api.QuoteRequest{Model: "m", PromptTokens: 1, AnswerTokens: 2, RequestHash: id, Owner: wallet.String()})

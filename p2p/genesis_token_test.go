@@ -86,25 +86,28 @@ func TestTokenRoundTrip(t *testing.T) {
 	}
 }
 
-func TestTokenRefuses(t *testing.T) {
+// tokenFileWith is a network file whose line of a key is another; "" takes it out.
+func tokenFileWith(t *testing.T, key, value string) string {
+	t.Helper()
 	g := testGenesis(t)
 	g.Token = testToken(t)
 	g.Token.Parameters = map[string]uint64{"fee": 1000}
-	good := g.String()
-	line := func(key, value string) string {
-		before, rest, ok := strings.Cut(good, "\n"+key+" = ")
-		_, after, found := strings.Cut(rest, "\n")
-		if key == "wallets" || key == "operators" {
-			after = rest[strings.IndexByte(rest, ']')+1:]
-		}
-		if !ok || !found {
-			t.Fatalf("%q is not in the file", key)
-		}
-		if value == "" {
-			return before + "\n" + after
-		}
-		return before + "\n" + key + " = " + value + "\n" + after
+	before, rest, ok := strings.Cut(g.String(), "\n"+key+" = ")
+	_, after, found := strings.Cut(rest, "\n")
+	if key == "wallets" || key == "operators" {
+		after = rest[strings.IndexByte(rest, ']')+1:]
 	}
+	if !ok || !found {
+		t.Fatalf("%q is not in the file", key)
+	}
+	if value != "" {
+		value = key + " = " + value
+	}
+	return before + "\n" + value + "\n" + after
+}
+
+func TestTokenRefuses(t *testing.T) {
+	line := func(key, value string) string { return tokenFileWith(t, key, value) }
 	quoted := func(s string) string { return fmt.Sprintf("%q", s) }
 	var many, names []string
 	for i := range byte(maxOperators + 1) {

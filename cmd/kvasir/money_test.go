@@ -26,7 +26,7 @@ func newBank(t *testing.T) (*bank, string) {
 	b := &bank{asked: map[string]json.RawMessage{}, reply: map[string]any{}}
 	b.money.Terms = api.MoneyTerms{Mint: "Mint", Owner: "VaultOwner", Vault: "Vault", Decimals: 6, Ref: 1_000_000, Epoch: 4,
 		Prices: []api.MoneyPrice{{Model: "abcdef", Raw: 300_000_000_000}}}
-	b.money.Ledger = api.Ledger{Owner: "Node", Wallet: api.NoWallet, Balance: "0"}
+	b.money.Ledger, b.money.StakeMemo = api.Ledger{Owner: "Node", Wallet: api.NoWallet, Balance: "0"}, "kvs1:node"
 	return b, daemon(t, func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path == api.PathMoney {
 			json.NewEncoder(w).Encode(b.money)
@@ -187,7 +187,7 @@ func TestWalletMoves(t *testing.T) {
 	b.reply[api.PathUnstake] = api.Ledger{Owner: "Node", Wallet: "W", Balance: "0", Unbonding: "7"}
 	b.reply[api.PathClaim] = api.Payout{Owner: "W", Amount: "9"}
 	status, out, errs := kvasir(t, "", "wallet", "stake", "1500", "--owner", "W", "--data", data)
-	if status != exitOK || !strings.Contains(out, "Transfer 0.0015 (1500 base units)") || !strings.Contains(out, "VaultOwner") || b.asked[api.PathDeposit] != nil {
+	if status != exitOK || !strings.Contains(out, "Transfer 0.0015 (1500 base units)") || !strings.Contains(out, "VaultOwner") || !strings.Contains(out, "memo kvs1:node") || b.asked[api.PathDeposit] != nil {
 		t.Errorf("how to pay: %d %s %s", status, out, errs)
 	}
 	for name, stake := range map[string]bool{"stake": true, "deposit": false} {

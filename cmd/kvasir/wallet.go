@@ -170,8 +170,12 @@ func deposit(stake bool) func(ctx context.Context, c console, f *flags) error {
 			}
 		}
 		if *signature == "" {
-			_, err := fmt.Fprintf(c.out, "Transfer %s of the mint %s\nfrom %s to %s (account %s). Then:\n  %s %s --owner %s --signature SIGNATURE\n",
-				units(amount, m.Terms.Decimals), plain(m.Terms.Mint), plain(*owner), plain(m.Terms.Owner), plain(m.Terms.Vault), f.Name(), amount, plain(*owner))
+			memo := ""
+			if stake {
+				memo = ", with the memo " + m.StakeMemo
+			}
+			_, err := fmt.Fprintf(c.out, "Transfer %s of the mint %s\nfrom %s to %s (account %s)%s. Then:\n  %s %s --owner %s --signature SIGNATURE\n",
+				units(amount, m.Terms.Decimals), plain(m.Terms.Mint), plain(*owner), plain(m.Terms.Owner), plain(m.Terms.Vault), plain(memo), f.Name(), amount, plain(*owner))
 			return err
 		}
 		l, err := daemon.Deposit(ctx, api.Deposit{Signature: *signature, Owner: *owner, Amount: amount, Stake: stake})

@@ -20,6 +20,8 @@ const (
 type Money struct {
 	Terms  MoneyTerms `json:"terms"`
 	Ledger Ledger     `json:"ledger"` // of this node
+	// StakeMemo marks a transfer to the vault as this node's stake, whoever sends it.
+	StakeMemo string `json:"stake_memo"`
 }
 
 // MoneyTerms are what anybody needs to know before paying.
