@@ -38,7 +38,7 @@ check: deps ## format, vet, staticcheck, tidy, build without cgo, tests with the
 	go vet -tags nettest ./p2p
 	go vet -tags chaos,soak,sim,sdk,load ./node
 	go vet -tags reflink ./ggml/store
-	go vet -tags svm ./settle/... ./node/cashier
+	go vet -tags svm ./settle/... ./node/cashier ./node
 	go run $(STATICCHECK) ./...
 	go run $(STATICCHECK) -tags nettest ./p2p
 	go run $(STATICCHECK) -tags svm ./settle/... ./node/cashier
@@ -57,6 +57,7 @@ settle-deps: ## fetch the local Solana of the payment tests (Debian: npm; x86-64
 
 test-settle: settle-deps ## payments and payouts against a local Solana: what is refused, and why
 	go test -tags svm -count=1 -timeout 10m $(GOTESTFLAGS) ./settle/... ./node/cashier
+	go test -tags svm -count=1 -timeout 10m -run '^Test(PaidNetwork|SettleRefusesToStart)$$' $(GOTESTFLAGS) ./node
 
 x402-deps: settle-deps ## fetch the x402 project's client (Debian: npm)
 	cd node/pay/testdata/x402 && npm ci --ignore-scripts --no-audit --no-fund

@@ -3,6 +3,7 @@
 package node
 
 import (
+	"bytes"
 	"context"
 	"crypto/ecdsa"
 	"crypto/elliptic"
@@ -31,6 +32,7 @@ import (
 type network struct {
 	*swarm
 	file string
+	said bytes.Buffer // what was said when it was created
 }
 
 func newNetwork(t *testing.T, opts NewNetwork) *network {
@@ -38,7 +40,7 @@ func newNetwork(t *testing.T, opts NewNetwork) *network {
 	n := &network{swarm: newSwarm(t)}
 	n.file = filepath.Join(n.dir, "home.toml")
 	opts.Name, opts.Out = "home", n.file
-	if err := CreateNetwork(opts, io.Discard); err != nil {
+	if err := CreateNetwork(opts, &n.said); err != nil {
 		t.Fatal(err)
 	}
 	named := filepath.Join(n.dir, "backbone.gguf") // as chat asks for it

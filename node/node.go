@@ -239,8 +239,11 @@ func (n *Node) hostConfig(identity p2p.Identity) (p2p.Config, error) {
 		return cfg, nil
 	}
 	cfg.Protocols = append(cfg.Protocols, fetch.Protocol, ringProtocol, carry.Protocol)
+	if n.cfg.Genesis.Token != nil {
+		cfg.Protocols = append(cfg.Protocols, pricesProtocol)
+	}
 	if n.metering != nil {
-		cfg.Protocols = append(cfg.Protocols, meter.Protocol, pricesProtocol)
+		cfg.Protocols = append(cfg.Protocols, meter.Protocol)
 	}
 	if n.cfg.Has(RoleSettle) {
 		cfg.Protocols = append(cfg.Protocols, cashier.Protocol)

@@ -59,7 +59,7 @@ func (n *Node) startSettlement(ctx context.Context, identity p2p.Identity, data 
 	if err != nil {
 		return err
 	}
-	s.secret = sha256.Sum256([]byte(secret))
+	s.secret = hashSecret(secret)
 	n.settlement = s
 	s.service = cashier.NewRemote(n.dialSettlement)
 	if n.cfg.Has(RoleSettle) {
@@ -149,10 +149,12 @@ func loadServiceToken(path string) (string, error) {
 	return secret, err
 }
 
+func hashSecret(secret string) [sha256.Size]byte { return sha256.Sum256([]byte(secret)) }
+
 // allows says whether a secret is the service token or an admin's key. It compares hashes
 // in constant time.
 func (n *Node) allows(secret string) bool {
-	sum := sha256.Sum256([]byte(secret))
+	sum := hashSecret(secret)
 	return subtle.ConstantTimeCompare(sum[:], n.settlement.secret[:]) == 1 || n.keys.admin(secret)
 }
 

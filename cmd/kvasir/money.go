@@ -44,7 +44,17 @@ func quote(ctx context.Context, c console, f *flags) error {
 		if err != nil {
 			return err
 		}
-		return printPrices(c.out, &m.Terms, strings.Join(rest, ""), *prompt+*answer)
+		name := strings.Join(rest, "")
+		maps, err := daemon.Coverage(ctx)
+		if err != nil {
+			return err
+		}
+		for _, known := range maps {
+			if known.Model == name {
+				name = known.ID
+			}
+		}
+		return printPrices(c.out, &m.Terms, name, *prompt+*answer)
 	}
 	req := api.QuoteRequest{Model: strings.Join(rest, ""), PromptTokens: *prompt, AnswerTokens: *answer, Owner: *owner}
 	if req.Owner == "" {
@@ -89,20 +99,20 @@ func printQuote(w io.Writer, q *api.Quote) error {
 	return t.Flush()
 }
 
-// printPrices says what so many tokens cost of the models that go by a name, or of all.
-func printPrices(w io.Writer, terms *api.MoneyTerms, name string, tokens uint64) error {
+// printPrices says what so many tokens cost of the models whose ids begin so.
+func printPrices(w io.Writer, terms *api.MoneyTerms, id string, tokens uint64) error {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	fmt.Fprintf(t, "MODEL\tPRICE OF %d TOKENS\n", tokens)
 	found := false
 	for _, p := range terms.Prices {
-		if name != "" && !strings.HasPrefix(p.Model, name) {
+		if !strings.HasPrefix(p.Model, id) {
 			continue
 		}
 		found = true
 		fmt.Fprintf(t, "%s\t%s\n", plain(p.Model), units(charge(tokens, p.Raw, terms.Ref), terms.Decimals))
 	}
 	if !found {
-		return fmt.Errorf("no model %q has a price yet: it gets one with its first quote (--body FILE)", name)
+		return fmt.Errorf("no model %q has a price yet: it gets one with its first quote (--body FILE)", id)
 	}
 	fmt.Fprintf(t, "\nEpoch %d. With --body FILE you get a quote that can be paid.\n", terms.Epoch)
 	return t.Flush()

@@ -32,6 +32,10 @@ func newBank(t *testing.T) (*bank, string) {
 			json.NewEncoder(w).Encode(b.money)
 			return
 		}
+		if r.URL.Path == api.PathCoverage {
+			json.NewEncoder(w).Encode([]api.CoverageMap{{Model: "named", ID: "abcdef"}, {Model: "free", ID: "0123"}})
+			return
+		}
 		var raw json.RawMessage
 		json.NewDecoder(r.Body).Decode(&raw)
 		b.asked[r.URL.Path] = raw
@@ -84,6 +88,11 @@ func TestQuote(t *testing.T) {
 	if status != exitOK || !strings.Contains(out, "abcdef") || !strings.Contains(out, "0.300001 (300001 base units)") {
 		t.Errorf("prices: %d %s %s", status, out, errs)
 	}
+	for name, want := range map[string]int{"named": exitOK, "abc": exitOK, "free": exitFail} {
+		if status, out, errs = kvasir(t, "", "quote", name, "--data", data); status != want || (want == exitOK) != strings.Contains(out, "0.0006 (600 base units)") {
+			t.Errorf("price of %s: %d %s %s", name, status, out, errs)
+		}
+	}
 	if status, _, errs = kvasir(t, "", "quote", "xyz", "--data", data); status != exitFail || !strings.Contains(errs, "has a price yet") {
 		t.Errorf("a model without a price: %d %s", status, errs)
 	}
@@ -107,6 +116,14 @@ func TestQuote(t *testing.T) {
 		if status, _, _ := kvasir(t, "", args...); status != exitUsage {
 			t.Errorf("%v: status %d", args, status)
 		}
+	}
+}
+
+func TestStatusEarnings(t *testing.T) {
+	var out strings.Builder
+	printStatus(&out, &api.Status{Earnings: &api.Earnings{Wallet: "W", Earned: "11", Held: "2", Bonded: "3", Requests: 4}})
+	if want := "11 base units with 4 requests, 2 held, 3 bonded, for W"; !strings.Contains(out.String(), want) {
+		t.Errorf("%s\ndoes not contain %q", &out, want)
 	}
 }
 

@@ -186,6 +186,8 @@ func (t *Teller) PayX402(ctx context.Context, p Partial) (settle.Request, error)
 		if r, how, err = t.coSign(ctx, r, p.Transaction); err != nil {
 			return r, err
 		}
+	} else {
+		t.send(ctx, how.Signed) // who was to do so may have been stopped before
 	}
 	return t.waitFor(ctx, r, how)
 }

@@ -198,8 +198,18 @@ func TestProviderDown(t *testing.T) {
 	}
 }
 
-// payoutChild claims, and asks once what became of it; it is killed at the n-th step
-// that it passes. Its arguments: books, chain, genesis, mint, n.
+// leaving are the ways in which money leaves, 20 of it, to Alice.
+var leaving = map[string]func(*Books, Vault) (Payout, error){
+	"claim": func(b *Books, v Vault) (Payout, error) {
+		return b.Claim(context.Background(), v, hashOf("claim"), settletest.NewWallet("alice").Key, 20)
+	},
+	"withdrawal": func(b *Books, v Vault) (Payout, error) {
+		return b.Withdraw(context.Background(), v, hashOf("withdrawal"), settletest.NewWallet("alice").Key, 20)
+	},
+}
+
+// payoutChild pays out, and asks until it knows what became of it; it is killed at the
+// n-th step that it passes. Its arguments: books, chain, genesis, mint, n, the way.
 func payoutChild(args []string) error {
 	var n int
 	var keys [2]settle.Key
@@ -226,7 +236,7 @@ func payoutChild(args []string) error {
 	if err != nil {
 		return err
 	}
-	if _, err := b.Claim(context.Background(), v, hashOf("claim"), settletest.NewWallet("alice").Key, 300); err != nil {
+	if _, err := leaving[args[5]](b, v); err != nil {
 		return err
 	}
 	for {
@@ -234,63 +244,82 @@ func payoutChild(args []string) error {
 		if open == 0 {
 			return err
 		}
-		time.Sleep(20 * time.Millisecond)
+		time.Sleep(300 * time.Millisecond) // each time is a step
 	}
 }
 
 // TestPayoutKilled kills the process at every step of a payout. After a restart it is
 // paid, once.
 func TestPayoutKilled(t *testing.T) {
-	alice := settletest.NewWallet("alice").Key
-	steps := 0
-	for n := 0; ; n++ {
-		w, dir := newBank(t, 1000), filepath.Join(t.TempDir(), "books")
-		b := openBooks(t, dir)
-		deposit(t, b, alice, 700)
-		if err := b.Close(); err != nil {
-			t.Fatal(err)
-		}
-		cmd := exec.Command(os.Args[0], "child", "payout", dir, w.URL("a"), hex.EncodeToString(w.genesis[:]), hex.EncodeToString(w.mint.Key[:]), fmt.Sprint(n))
-		ended := make(chan struct{})
-		go func() { // slots pass, so that the payout becomes final
-			for {
-				select {
-				case <-ended:
-					return
-				case <-time.After(20 * time.Millisecond):
-					w.Advance(5)
-				}
+	for way := range leaving {
+		for n := 0; payoutKilled(t, way, n); n++ {
+			if n == 20 {
+				t.Fatalf("%s: no end after %d steps", way, n)
 			}
-		}()
-		out, err := cmd.CombinedOutput()
-		close(ended)
-		var exit *exec.ExitError
-		killed := errors.As(err, &exit) && exit.Sys().(syscall.WaitStatus).Signal() == syscall.SIGKILL
-		if err != nil && !killed {
-			t.Fatalf("step %d: %v\n%s", n, err, out)
 		}
-		b = openBooks(t, dir)
-		v := w.client(t)
-		b.verified(t)
-		w.resolve(t, b, v) // as a start does
-		if n > 0 {         // it was written down: nobody has to ask again
-			b.mustHave(t, settle.PaidOut, settle.Key{}, 300)
-		}
-		must[Payout](t)(b.Claim(t.Context(), v, hashOf("claim"), alice, 300))
-		w.resolve(t, b, v)
-		w.Advance(400)
-		b.mustHave(t, settle.PaidOut, settle.Key{}, 300)
-		b.mustHave(t, settle.Balance, alice, 400)
-		if got := w.has(alice); got != 300 {
-			t.Errorf("killed at step %d: %d arrived", n, got)
-		}
-		b.verified(t)
-		if !killed {
-			break
-		}
-		steps++
 	}
-	if steps < 5 {
-		t.Errorf("the process was killed at %d steps only", steps)
+}
+
+// payoutKilled says whether the process was killed before it was done.
+func payoutKilled(t *testing.T, way string, n int) bool {
+	alice, dir := settletest.NewWallet("alice").Key, filepath.Join(t.TempDir(), "books")
+	w, b := newBank(t, 5000), openBooks(t, dir)
+	for _, s := range paidByBalance(quoteOf(1, alice), alice) { // that fills the treasury too
+		must[int](t)(0, s.do(b))
 	}
+	had := map[settle.Kind]settle.Amount{}
+	for kind, id := range map[settle.Kind]settle.Key{settle.Balance: alice, settle.Treasury: {}} {
+		had[kind] = must[settle.Amount](t)(b.Balance(settle.Account{Kind: kind, ID: id}))
+	}
+	had[map[string]settle.Kind{"claim": settle.Balance, "withdrawal": settle.Treasury}[way]] -= 20
+	must[int](t)(0, b.Close())
+	killed := runKilled(t, w, dir, way, n)
+	b = openBooks(t, dir)
+	v := w.client(t)
+	b.verified(t)
+	w.resolve(t, b, v) // as a start does
+	if n > 0 {         // it was written down: nobody has to ask again
+		b.mustHave(t, settle.PaidOut, settle.Key{}, 20)
+	}
+	must[Payout](t)(leaving[way](b, v))
+	w.resolve(t, b, v)
+	w.Advance(400)
+	b.mustHave(t, settle.PaidOut, settle.Key{}, 20)
+	b.mustHave(t, settle.Balance, alice, had[settle.Balance])
+	b.mustHave(t, settle.Treasury, settle.Key{}, had[settle.Treasury])
+	if got := w.has(alice); got != 20 {
+		t.Errorf("%s killed at step %d: %d arrived", way, n, got)
+	}
+	b.verified(t)
+	if !killed && n < 5 {
+		t.Errorf("%s: the process was killed at %d steps only", way, n)
+	}
+	return killed
+}
+
+// runKilled runs payoutChild while slots pass, so that its payout becomes final.
+func runKilled(t *testing.T, w *bank, dir, way string, n int) (killed bool) {
+	t.Helper()
+	cmd := exec.Command(os.Args[0], "child", "payout", dir, w.URL("a"), hex.EncodeToString(w.genesis[:]), hex.EncodeToString(w.mint.Key[:]), fmt.Sprint(n), way)
+	ended := make(chan struct{})
+	var all sync.WaitGroup
+	all.Go(func() {
+		for {
+			select {
+			case <-ended:
+				return
+			case <-time.After(20 * time.Millisecond):
+				w.Advance(1) // a transaction has three seconds to land
+			}
+		}
+	})
+	out, err := cmd.CombinedOutput()
+	close(ended)
+	all.Wait()
+	var exit *exec.ExitError
+	killed = errors.As(err, &exit) && exit.Sys().(syscall.WaitStatus).Signal() == syscall.SIGKILL
+	if err != nil && !killed {
+		t.Fatalf("%s, step %d: %v\n%s", way, n, err, out)
+	}
+	return killed
 }

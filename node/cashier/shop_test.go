@@ -7,6 +7,7 @@ import (
 	"crypto/ed25519"
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"testing"
 	"time"
 
@@ -31,18 +32,33 @@ var shopParts = []settle.Part{{Weight: 30, PerToken: 1}, {Weight: 70, PerToken: 
 
 const aliceHas = 100_000_000
 
+const shopModel = "00000000000000000000000000000000000000000000000000000000000000aa"
+
 func newShop(t *testing.T, change ...func(*DeskConfig)) *shop {
 	t.Helper()
 	w := newBank(t, 0)
-	s := &shop{bank: w, entry: settletest.NewWallet("entry"), worker: settletest.NewWallet("worker"), fee: w.NewWallet("fee"), alice: w.NewWallet("alice"),
-		model: "00000000000000000000000000000000000000000000000000000000000000aa"}
-	w.mint.Fund(s.alice.Key, aliceHas)
+	alice := w.NewWallet("alice")
+	w.NewWallet("fee")
+	w.mint.Fund(alice.Key, aliceHas)
 	w.Advance(60)
-	s.client = must[*solana.Client](t)(solana.New(solana.Config{Providers: []string{w.URL("a"), w.URL("b")}, Genesis: w.genesis, Decimals: 6,
+	s := shopAt(t, w, w.blockTime(t), w.URL("a"), w.URL("b"))
+	for _, c := range change {
+		c(&s.cfg)
+	}
+	s.start()
+	return s
+}
+
+// shopAt is a shop of a network that began at a time, over a chain; its desk is not open.
+func shopAt(t *testing.T, w *bank, began int64, providers ...string) *shop {
+	t.Helper()
+	s := &shop{bank: w, entry: settletest.NewWallet("entry"), worker: settletest.NewWallet("worker"), fee: settletest.NewWallet("fee"),
+		alice: settletest.NewWallet("alice"), model: shopModel}
+	s.client = must[*solana.Client](t)(solana.New(solana.Config{Providers: providers, Genesis: w.genesis, Decimals: 6,
 		Vault: solana.Vault{Owner: w.operator.Key, Mint: w.mint.Key, Program: settletest.Token}, Timeout: 20 * time.Second}))
 	s.office = newOffice(t, s.client, keyed{s.client, w.operator.Private, w.operator.Private})
-	s.at.Store(w.blockTime(t))
-	s.cfg.Began = time.Unix(s.at.Load(), 0)
+	s.at.Store(began)
+	s.cfg.Began = time.Unix(began, 0)
 	s.cfg.Key, s.cfg.Fee, s.cfg.FirstRaw = settletest.NewWallet("settlement").Private, s.fee.Private, 200_000_000_000
 	s.cfg.Models = func(id string) (Model, error) {
 		if id != s.model {
@@ -51,17 +67,13 @@ func newShop(t *testing.T, change ...func(*DeskConfig)) *shop {
 		return Model{Name: "m", Parts: shopParts}, nil
 	}
 	s.cfg.Operators = []settle.Wallet{settletest.NewWallet("operator 2").Key}
-	for _, c := range change {
-		c(&s.cfg)
-	}
-	s.start()
 	return s
 }
 
 // blockTime is the time of the newest block.
 func (w *bank) blockTime(t *testing.T) int64 {
 	t.Helper()
-	sig := w.Run([]settletest.Wallet{w.operator}, settletest.Memo("what time is it", w.operator.Key))
+	sig := w.Run([]settletest.Wallet{w.operator}, settletest.Memo(fmt.Sprint("what time is it at ", w.Slot()), w.operator.Key))
 	w.Advance(1)
 	return int64(w.Answer(sig)["blockTime"].(float64))
 }
@@ -179,8 +191,8 @@ func (s *shop) ticking() {
 			select {
 			case <-ctx.Done():
 				return
-			case <-time.After(100 * time.Millisecond):
-				s.Advance(8)
+			case <-time.After(200 * time.Millisecond):
+				s.Advance(5)
 			}
 		}
 	}()

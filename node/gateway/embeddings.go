@@ -70,7 +70,7 @@ func (g *Gateway) embeddings(w http.ResponseWriter, r *http.Request) {
 		}
 		tokens, err := g.embed(w, r, t, m, prompts, bill{paid: paid})
 		if paid != nil {
-			paid.End(tokens, err)
+			paid.End(Outcome{Delivered: tokens, Computed: tokens, Failed: err})
 		}
 	})
 }

@@ -45,9 +45,15 @@ type Cost struct {
 type Charge interface {
 	// Context is ctx with what the engine has to know of the payment.
 	Context(ctx context.Context) context.Context
-	// End says how many tokens were delivered, those of the prompts included, and why
-	// it was not all, or nil. With 0 tokens nothing is charged.
-	End(tokens int, failed error)
+	// End says what became of the request.
+	End(Outcome)
+}
+
+// Outcome is how a request ended. Tokens are those of the prompts and of all answers.
+type Outcome struct {
+	Delivered int   // tokens to be paid; 0: nothing
+	Computed  int   // tokens that were worked for; at least Delivered
+	Failed    error // why not all was delivered, or nil
 }
 
 // PaymentError refuses a request because of its payment, in the shape of the API that
@@ -127,32 +133,36 @@ func (b bill) end(all []*generation, start *apiError) {
 		return
 	}
 	if start != nil {
-		b.paid.End(0, start)
+		b.paid.End(Outcome{Failed: start})
 		return
 	}
-	tokens, produced := 0, false
-	var failed error
+	var out Outcome
+	broken, produced := false, false
 	for i, a := range all {
 		if i%b.n == 0 {
-			tokens += a.prompt
+			out.Computed += a.prompt
 		}
-		tokens += a.tokens
+		out.Computed += a.tokens
 		produced = produced || a.tokens > 0 || a.finish != ""
 		switch {
+		case broken:
 		case a.failed != nil && !a.ended:
-			b.paid.End(0, a.failed)
-			return
-		case a.failed != nil && failed == nil:
-			failed = a.failed
-		case a.finish == "" && failed == nil:
-			failed = errGone
+			broken, out.Failed = true, a.failed
+		case a.failed != nil && out.Failed == nil:
+			out.Failed = a.failed
+		case a.finish == "" && out.Failed == nil:
+			out.Failed = errGone
 		}
 	}
 	var late *apiError
-	if !produced || errors.As(failed, &late) && !b.stream {
-		tokens = 0
+	switch {
+	case !produced:
+		out.Computed = 0
+	case broken, errors.As(out.Failed, &late) && !b.stream:
+	default:
+		out.Delivered = out.Computed
 	}
-	b.paid.End(tokens, failed)
+	b.paid.End(out)
 }
 
 // quotes is POST /v1/quotes: the price of a request before it is made.

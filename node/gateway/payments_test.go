@@ -30,8 +30,8 @@ type till struct {
 }
 
 type tillEnd struct {
-	tokens int
-	failed error
+	tokens, computed int
+	failed           error
 }
 
 type tillKey struct{}
@@ -64,7 +64,7 @@ func (c *tillCharge) Context(ctx context.Context) context.Context {
 	return context.WithValue(ctx, tillKey{}, "paid")
 }
 
-func (c *tillCharge) End(tokens int, failed error) {
+func (c *tillCharge) End(o Outcome) {
 	c.p.mu.Lock()
 	defer c.p.mu.Unlock()
 	if c.ended {
@@ -72,7 +72,7 @@ func (c *tillCharge) End(tokens int, failed error) {
 	}
 	c.ended = true
 	c.p.open--
-	c.p.ends = append(c.p.ends, tillEnd{tokens, failed})
+	c.p.ends = append(c.p.ends, tillEnd{o.Delivered, o.Computed, o.Failed})
 }
 
 // end waits for the one charge's end.
@@ -192,25 +192,26 @@ func TestChargePerAPI(t *testing.T) {
 func TestFailureCostsNothing(t *testing.T) {
 	broken := errors.New("layer 3 is gone")
 	tests := []struct {
-		name    string
-		engine  scriptEngine
-		body    string
-		status  int
-		charged bool
+		name     string
+		engine   *scriptEngine
+		body     string
+		status   int
+		charged  bool
+		computed int
 	}{
-		{"does not start", scriptEngine{startErr: broken}, `{"model":"m",` + paidTurn + `}`, 503, true},
-		{"queue is full", scriptEngine{startErr: queueFull{}}, `{"model":"m",` + paidTurn + `}`, 429, true},
-		{"prompt is too long", scriptEngine{startErr: tooLong{}}, `{"model":"m",` + paidTurn + `}`, 400, true},
-		{"stops in the middle", scriptEngine{pieces: []string{"a", "b"}, nextErr: broken}, `{"model":"m",` + paidTurn + `}`, 503, true},
-		{"stops in the middle of a stream", scriptEngine{pieces: []string{"a", "b"}, nextErr: broken}, `{"model":"m","stream":true,` + paidTurn + `}`, 200, true},
-		{"second answer stops", scriptEngine{pieces: []string{"a", "b"}, nextErr: broken}, `{"model":"m","n":2,` + paidTurn + `}`, 503, true},
-		{"is not ready", scriptEngine{notReady: broken}, `{"model":"m",` + paidTurn + `}`, 503, false},
-		{"asks for what is not there", scriptEngine{}, `{"model":"m","logprobs":true,` + paidTurn + `}`, 400, false},
+		{"does not start", &scriptEngine{startErr: broken}, `{"model":"m",` + paidTurn + `}`, 503, true, 0},
+		{"queue is full", &scriptEngine{startErr: queueFull{}}, `{"model":"m",` + paidTurn + `}`, 429, true, 0},
+		{"prompt is too long", &scriptEngine{startErr: tooLong{}}, `{"model":"m",` + paidTurn + `}`, 400, true, 0},
+		{"stops in the middle", &scriptEngine{pieces: []string{"a", "b"}, nextErr: broken}, `{"model":"m",` + paidTurn + `}`, 503, true, turnTokens + 2},
+		{"stops in the middle of a stream", &scriptEngine{pieces: []string{"a", "b"}, nextErr: broken}, `{"model":"m","stream":true,` + paidTurn + `}`, 200, true, turnTokens + 2},
+		{"second answer stops", &scriptEngine{pieces: []string{"a", "b"}, nextErr: broken}, `{"model":"m","n":2,` + paidTurn + `}`, 503, true, turnTokens + 2},
+		{"is not ready", &scriptEngine{notReady: broken}, `{"model":"m",` + paidTurn + `}`, 503, false, 0},
+		{"asks for what is not there", &scriptEngine{}, `{"model":"m","logprobs":true,` + paidTurn + `}`, 400, false, 0},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			p := &till{t: t}
-			url := servePaid(t, &tt.engine, p, nil)
+			url := servePaid(t, tt.engine, p, nil)
 			resp, body := sendPaid(t, url+"/v1/chat/completions", tt.body)
 			if resp.StatusCode != tt.status {
 				t.Errorf("%d %s, want %d", resp.StatusCode, body, tt.status)
@@ -221,8 +222,8 @@ func TestFailureCostsNothing(t *testing.T) {
 				}
 				return
 			}
-			if got := p.end(); got.tokens != 0 || got.failed == nil {
-				t.Errorf("got %d tokens, %v; want none, and why", got.tokens, got.failed)
+			if got := p.end(); got.tokens != 0 || got.computed != tt.computed || got.failed == nil {
+				t.Errorf("got %+v; want no tokens, %d computed, and why", got, tt.computed)
 			}
 		})
 	}

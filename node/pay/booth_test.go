@@ -10,6 +10,7 @@ import (
 	"log/slog"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -302,11 +303,15 @@ func (b *booth) deposit(owner settle.Wallet, amount settle.Amount) {
 }
 
 // oneWorker is a Meter with one worker that did everything.
-type oneWorker struct{ key ed25519.PrivateKey }
+type oneWorker struct {
+	key   ed25519.PrivateKey
+	drawn *atomic.Uint64 // tokens
+}
 
 func (w oneWorker) node() settle.Node { return settle.Node(w.key.Public().(ed25519.PublicKey)) }
 
 func (w oneWorker) Draw(_ string, tokens uint64) []settle.Work {
+	w.drawn.Add(tokens)
 	return []settle.Work{{Worker: w.node(), Lines: []settle.Line{{Part: 0, Units: tokens}}}}
 }
 

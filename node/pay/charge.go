@@ -189,6 +189,6 @@ func (c *charge) Context(ctx context.Context) context.Context {
 }
 
 // End is part of gateway.Charge.
-func (c *charge) End(tokens int, failed error) {
-	c.d.ended <- ended{c.started.Request.Quote, uint64(max(tokens, 0)), failed}
+func (c *charge) End(o gateway.Outcome) {
+	c.d.ended <- ended{c.started.Request.Quote, uint64(max(o.Delivered, 0)), uint64(max(o.Computed, o.Delivered, 0)), o.Failed}
 }

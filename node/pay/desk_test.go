@@ -14,6 +14,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -56,7 +57,7 @@ func newSquare(t *testing.T) *square {
 	s.operator = s.chain.NewWallet("operator")
 	s.mint = s.chain.NewMint("kvr", settletest.Token)
 	s.mint.Fund(s.operator.Key, 1)
-	worker := oneWorker{settletest.NewWallet("worker").Private}
+	worker := oneWorker{settletest.NewWallet("worker").Private, new(atomic.Uint64)}
 	entry := settletest.NewWallet("entry")
 	s.worker = worker.node()
 	s.openDesk(entry.Key)

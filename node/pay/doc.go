@@ -56,8 +56,9 @@ type Settlement interface {
 
 // Meter knows who computed what of a model. It is safe for concurrent use.
 type Meter interface {
-	// Draw takes the work of so many delivered tokens out of what was counted for a
-	// model, by worker in ascending order: no more of a part than the tokens need.
+	// Draw takes the work of so many tokens out of what was counted for a model, by
+	// worker in ascending order: no more of a part than the tokens need. Failed requests
+	// draw too, and nobody is paid for that.
 	Draw(model string, tokens uint64) []settle.Work
 	// Statements asks the workers for their own signed word on it. Those that do not
 	// answer before ctx ends are missing.
@@ -160,6 +161,12 @@ func (d *Door) take(id settle.QuoteID) error {
 	}
 	d.open[id] = true
 	return nil
+}
+
+func (d *Door) opened() int {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return len(d.open)
 }
 
 func (d *Door) leave(id settle.QuoteID) {

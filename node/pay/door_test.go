@@ -12,6 +12,7 @@ import (
 	"net/http/httptest"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -68,7 +69,8 @@ type shop struct {
 	booth  *booth
 	door   *Door
 	worker settle.Node
-	close  func() // of the door
+	drawn  *atomic.Uint64 // tokens, of the meter
+	close  func()         // of the door
 }
 
 func newShop(t *testing.T, engine gateway.Engine) *shop {
@@ -81,8 +83,8 @@ func newShop(t *testing.T, engine gateway.Engine) *shop {
 	if err != nil {
 		t.Fatal(err)
 	}
-	meter := oneWorker{workerKey}
-	s := &shop{t: t, booth: newBooth(t, settle.Node(key.Public().(ed25519.PublicKey))), worker: meter.node()}
+	meter := oneWorker{workerKey, new(atomic.Uint64)}
+	s := &shop{t: t, drawn: meter.drawn, booth: newBooth(t, settle.Node(key.Public().(ed25519.PublicKey))), worker: meter.node()}
 	s.serve(Config{Settlement: s.booth, Key: key, Meter: meter, Wait: time.Second, Now: s.booth.clock}, engine, "d1")
 	return s
 }
@@ -116,8 +118,8 @@ func (s *shop) serve(cfg Config, engine gateway.Engine, digest string) {
 		http.DefaultClient.CloseIdleConnections()
 		srv.Close()
 		s.close()
-		if len(s.door.open) > 0 {
-			s.t.Errorf("%d requests are open still", len(s.door.open))
+		if n := s.door.opened(); n > 0 {
+			s.t.Errorf("%d requests are open still", n)
 		}
 	})
 }
@@ -387,8 +389,8 @@ func TestFailedInference(t *testing.T) {
 	if end := s.reported(1); end.Tokens != 0 || end.Failed != "layer 3 is gone" || end.Receipt != nil {
 		t.Errorf("got %+v", end)
 	}
-	if got := s.booth.balance(payer); got != 100_000 {
-		t.Errorf("the payer has %d", got)
+	if got := s.booth.balance(payer); got != 100_000 || s.drawn.Load() != 7 {
+		t.Errorf("the payer has %d, %d tokens were drawn", got, s.drawn.Load())
 	}
 }
 
@@ -436,6 +438,26 @@ func TestReportAgain(t *testing.T) {
 	s.close() // waits for what ended
 	if n := s.booth.called("End"); n != 4 || len(s.booth.reported()) != 1 {
 		t.Errorf("it was told %d times, %d were taken", n, len(s.booth.reported()))
+	}
+}
+
+// A door that closes waits for requests that run, and reports them.
+func TestCloseWhileRunning(t *testing.T) {
+	gate := make(chan struct{})
+	s := newShop(t, words{gate: gate})
+	s.booth.deposit(keyOf("payer"), 100_000)
+	got := make(chan *answer, 1)
+	go func() { got <- s.post(body) }()
+	for s.booth.called("Run") == 0 {
+		time.Sleep(time.Millisecond)
+	}
+	time.AfterFunc(100*time.Millisecond, func() { close(gate) })
+	s.close()
+	if ends := s.booth.reported(); len(ends) != 1 || ends[0].Tokens != 9 {
+		t.Errorf("got %+v", ends)
+	}
+	if a := <-got; a.status != 200 {
+		t.Errorf("%d %s", a.status, a.body)
 	}
 }
 

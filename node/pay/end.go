@@ -17,50 +17,53 @@ const (
 	firstPause    = time.Second      // then twice that, up to lastPause
 	lastPause     = 30 * time.Second
 	reportTime    = 10 * time.Minute // then the settlement's lease refunds the payer
-	grace         = 10 * time.Second // for reports when the door closes
-	maxReason     = 200              // bytes of why a request failed
+	grace         = 10 * time.Second // for open requests when the door closes
+	lookEvery     = 20 * time.Millisecond
+	maxReason     = 200 // bytes of why a request failed
 )
 
 // ended is a request that nothing more is sent of.
 type ended struct {
-	quote  settle.Quote
-	tokens uint64
-	failed error
+	quote    settle.Quote
+	tokens   uint64 // delivered
+	computed uint64 // at least tokens
+	failed   error
 }
 
-// Run reports requests that ended until ctx ends, then for a short while those that
-// ended before.
+// Run reports requests that ended until ctx ends, then for a short while those that are
+// open still: the gateway may end after ctx, and the way to the settlement has to.
 func (d *Door) Run(ctx context.Context) error {
 	work, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	defer cancel()
 	var reports sync.WaitGroup
-	defer reports.Wait()
 	start := func(e ended) {
 		reports.Go(func() {
 			defer d.leave(e.quote.ID)
 			d.report(work, e)
 		})
 	}
-	for {
+	for ctx.Err() == nil {
 		select {
 		case e := <-d.ended:
 			start(e)
-			continue
 		case <-ctx.Done():
 		}
-		last := time.AfterFunc(grace, cancel)
-		defer last.Stop()
-		for {
-			select {
-			case e := <-d.ended:
-				start(e)
-				continue
-			default:
-			}
+	}
+	last, look := time.After(grace), time.NewTicker(lookEvery)
+	defer look.Stop()
+	for d.opened() > 0 {
+		select {
+		case e := <-d.ended:
+			start(e)
+		case <-look.C:
+		case <-last:
+			cancel()
 			reports.Wait()
 			return nil
 		}
 	}
+	reports.Wait()
+	return nil
 }
 
 // report tells the settlement how a request ended, until it has heard it.
@@ -104,6 +107,9 @@ func (d *Door) evidence(ctx context.Context, e ended) (cashier.Ended, error) {
 	if e.failed != nil {
 		end.Failed = e.failed.Error()
 		end.Failed = end.Failed[:min(len(end.Failed), maxReason)]
+	}
+	if d.cfg.Meter != nil && e.computed > end.Tokens {
+		d.cfg.Meter.Draw(e.quote.Model, e.computed-end.Tokens) // which pays no other request
 	}
 	if end.Tokens == 0 {
 		if end.Failed == "" {
