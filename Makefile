@@ -1,6 +1,6 @@
 # Every target works from a plain checkout; `make help` lists them.
 .DEFAULT_GOAL := help
-.PHONY: help deps build test test-sdk test-settle settle-deps test-x402 x402-deps test-load test-net test-chaos test-reflink sim soak test-vulkan check demo bench bench-plan bench-rtt bench-server bench-net bench-books bench-gossip fuzz clean clean-deps
+.PHONY: help deps build test test-sdk test-settle settle-deps test-x402 x402-deps test-load test-net test-chaos test-reflink sim soak test-vulkan check demo demo-paid bench bench-plan bench-rtt bench-server bench-net bench-books bench-gossip fuzz clean clean-deps
 
 STATICCHECK = honnef.co/go/tools/cmd/staticcheck@v0.8.2
 GO_FILES    = $(shell find cmd node p2p ring experts market settle ggml -name '*.go' 2>/dev/null)
@@ -98,6 +98,9 @@ test-vulkan: ## the expert kernel on a Vulkan device (Debian: libvulkan1 and a d
 
 demo: build ## a swarm forms itself on this machine and answers three questions
 	bin/kvasird demo
+
+demo-paid: deps settle-deps ## a paid swarm on a local Solana: quotes, payments, answers, receipts, claims, and the balances before and after
+	go test -tags svm -count=1 -timeout 10m -run '^TestPaidSwarm$$' -v $(GOTESTFLAGS) ./node
 
 bench: build ## measure dispatch, swarm against alone, and the expert kernel
 	bin/kvasird bench
