@@ -26,6 +26,9 @@ func (d *Dispatcher) Draw(seed place.Seed) (end func()) {
 	return sync.OnceFunc(func() { d.draws.change(seed, -1) })
 }
 
+// Drawn says whether replicas are drawn now.
+func (d *Dispatcher) Drawn() bool { return d.draws.now.Load() != nil }
+
 // change adds a seed or takes it away, which is the same.
 func (w *draws) change(seed place.Seed, by int) {
 	w.mu.Lock()

@@ -71,6 +71,9 @@ func TestDrawn(t *testing.T) {
 			both[i] = seed[i] ^ second[i]
 		}
 		end := d.Draw(seed)
+		if !d.Drawn() {
+			t.Fatal("a seed is not set")
+		}
 		computes(seed, ids)
 		endSecond := d.Draw(second)
 		computes(both, ids)
@@ -78,7 +81,7 @@ func TestDrawn(t *testing.T) {
 		end() // again changes nothing
 		computes(second, ids)
 		endSecond()
-		if d.draws.now.Load() != nil {
+		if d.Drawn() {
 			t.Fatal("a seed is left")
 		}
 	}

@@ -19,6 +19,7 @@ import (
 	"kvasird/market"
 	"kvasird/node/engine"
 	"kvasird/node/gateway"
+	"kvasird/node/pay"
 )
 
 // sourcePause is the first pause before it is looked again for who has a model.
@@ -373,7 +374,9 @@ func (d engineDoor) StartExtra(ctx context.Context, req gateway.Request, extra g
 }
 
 func (b *backbone) generate(ctx context.Context, req engine.Request, extra engine.Extra) (generation, error) {
-	b.dispatch.drawFor(ctx)
+	if paid, ok := pay.From(ctx); ok && b.dispatch != nil {
+		b.dispatch.drawFor(ctx, paid)
+	}
 	g, err := b.engine.StartExtra(ctx, req, extra)
 	if err != nil {
 		return nil, err

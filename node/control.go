@@ -43,6 +43,8 @@ type Daemon interface {
 	Model(ctx context.Context, req api.ModelRequest, emit func(api.ModelEvent) error) error
 	// Plan says in which ways a model could run on this node and its peers.
 	Plan(ctx context.Context, req api.PlanRequest) (*api.PlanResult, error)
+	// Purse is the node's money. Error: the network has no token.
+	Purse() (*Purse, error)
 }
 
 // Limits of the control API.
@@ -81,6 +83,7 @@ func OpenControl(path string, d Daemon, log *slog.Logger) (*Control, error) {
 	mux.HandleFunc("GET "+api.PathKeys, c.keys)
 	mux.HandleFunc("POST "+api.PathKeys, c.addKey)
 	mux.HandleFunc("POST "+api.PathRevokedKey, c.revokeKey)
+	c.moneyRoutes(mux)
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
 		c.fail(w, &api.Error{Code: api.CodeNotFound, Message: fmt.Sprintf("this daemon does not know %s %s: is it older than the program that asks?", r.Method, r.URL.Path)})
 	})

@@ -25,6 +25,7 @@ type daemonFunc struct {
 	status *api.Status
 	err    error
 	list   []byte // that Revoke was given
+	purse  *Purse
 	ask    func(context.Context, api.AskRequest, func(api.AskEvent) error) (api.AskDone, error)
 }
 
@@ -70,6 +71,8 @@ func (d *daemonFunc) Model(_ context.Context, req api.ModelRequest, emit func(ap
 func (d *daemonFunc) Plan(_ context.Context, req api.PlanRequest) (*api.PlanResult, error) {
 	return &api.PlanResult{Text: req.Model, Plan: json.RawMessage(fmt.Sprintf("[%d,%d]", req.Context, req.Sequences))}, d.err
 }
+
+func (d *daemonFunc) Purse() (*Purse, error) { return d.purse, d.err }
 
 // TestControlSwarm: what is asked of the swarm part arrives, and so do its answers and errors.
 func TestControlSwarm(t *testing.T) {

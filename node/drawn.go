@@ -18,10 +18,8 @@ const ownersEvery = time.Minute
 
 // drawFor has replicas drawn by the payment of a request, while ctx lasts: a payer cannot tell
 // who computes.
-func (d *dispatchPart) drawFor(ctx context.Context) {
-	if paid, ok := pay.From(ctx); ok && d != nil {
-		context.AfterFunc(ctx, d.Draw(place.Seed(paid.Seed)))
-	}
+func (d *dispatchPart) drawFor(ctx context.Context, paid pay.Paid) {
+	context.AfterFunc(ctx, d.Draw(place.Seed(paid.Seed)))
 }
 
 // drawn says, to who settles on this node, from how many independent replicas work was drawn.

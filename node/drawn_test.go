@@ -1,16 +1,47 @@
 package node
 
 import (
+	"context"
 	"errors"
 	"testing"
 	"time"
 
+	"kvasird/experts"
 	"kvasird/ggml/gguf"
 	"kvasird/market"
 	"kvasird/node/meter"
+	"kvasird/node/pay"
 	"kvasird/p2p"
 	"kvasird/settle"
 )
+
+// TestPaidAnswersAreDrawn has replicas drawn as long as a paid request lasts.
+func TestPaidAnswersAreDrawn(t *testing.T) {
+	dispatcher, err := experts.NewDispatcher(experts.Config{Model: experts.ModelID(gguf.ModelID{1}.String()), Dialer: laneDialer{}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer dispatcher.Close()
+	d := &dispatchPart{Dispatcher: dispatcher}
+	one, endOne := context.WithCancel(t.Context())
+	two, endTwo := context.WithCancel(t.Context())
+	defer endTwo()
+	d.drawFor(one, pay.Paid{Seed: settle.Hash{1}})
+	d.drawFor(two, pay.Paid{Seed: settle.Hash{2}})
+	endOne()
+	time.Sleep(10 * time.Millisecond)
+	if !d.Drawn() {
+		t.Error("nothing is drawn, though one of two requests runs")
+	}
+	endTwo()
+	for range 1000 {
+		if !d.Drawn() {
+			return
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	t.Error("drawn after the last request")
+}
 
 // TestDrawnCountsWallets has three nodes serve a model: two that one wallet has the pay of count
 // once, as soon as that is looked at.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net/http"
 	"path/filepath"
 	"slices"
@@ -17,6 +18,7 @@ import (
 	"kvasird/ggml/store"
 	"kvasird/node/api"
 	"kvasird/node/carry"
+	"kvasird/node/cashier"
 	"kvasird/node/gateway"
 	"kvasird/node/meter"
 	"kvasird/p2p"
@@ -57,7 +59,8 @@ type Node struct {
 	host    *p2p.Host
 	workers *workers // roles worker and volunteer; empty for others
 
-	metering *metering // in a network with a token; else nil, which counts nothing
+	metering   *metering   // in a network with a token; else nil, which counts nothing
+	settlement *settlement // likewise; else nil
 
 	store    *store.Store             // in a network with a file
 	weights  *weights                 // likewise
@@ -178,6 +181,9 @@ func (n *Node) start(ctx context.Context) error {
 		if err := n.startExchange(ctx); err != nil {
 			return err
 		}
+		if err := n.startSettlement(ctx, identity, data); err != nil {
+			return err
+		}
 	}
 	if err := n.makeGateway(); err != nil {
 		return err
@@ -233,11 +239,11 @@ func (n *Node) hostConfig(identity p2p.Identity) (p2p.Config, error) {
 		return cfg, nil
 	}
 	cfg.Protocols = append(cfg.Protocols, fetch.Protocol, ringProtocol, carry.Protocol)
-	if n.cfg.Genesis.Token != nil {
-		cfg.Protocols = append(cfg.Protocols, pricesProtocol)
-	}
 	if n.metering != nil {
-		cfg.Protocols = append(cfg.Protocols, meter.Protocol)
+		cfg.Protocols = append(cfg.Protocols, meter.Protocol, pricesProtocol)
+	}
+	if n.cfg.Has(RoleSettle) {
+		cfg.Protocols = append(cfg.Protocols, cashier.Protocol)
 	}
 	cfg.DHT, cfg.MDNS = true, n.cfg.MDNS == "on"
 	cfg.Reach, cfg.Relay, cfg.Announce = p2p.Reach(n.cfg.Reach), n.cfg.Has(RoleRelay), n.cfg.Tell
@@ -296,6 +302,10 @@ func (n *Node) makeGateway() (err error) {
 	if n.exchange != nil {
 		cfg.Routes = newMarketDoor(n.exchange.table, n.weights).routes()
 	}
+	if n.settlement != nil {
+		maps.Copy(cfg.Routes, n.moneyDoor())
+		cfg.Payments = n.settlement.pay
+	}
 	n.gateway, err = gateway.New(cfg)
 	n.answers.gateway, n.answers.names, n.answers.log = n.gateway, &n.cfg.Gateway, n.log
 	return err
@@ -327,6 +337,9 @@ func (n *Node) serve(ctx context.Context, failed chan<- error) (wait func()) {
 			fail(err)
 		}
 	})
+	if n.settlement != nil {
+		n.settlement.run(ctx, &loops, fail)
+	}
 	control, err := OpenControl(n.cfg.Control, n, n.log)
 	if err != nil {
 		fail(err)
@@ -347,6 +360,7 @@ func (n *Node) serve(ctx context.Context, failed chan<- error) (wait func()) {
 			defer done()
 			n.carried.Close(stop)
 		}
+		n.settlement.close()
 		loops.Wait()
 	}
 }

@@ -58,6 +58,9 @@ func (n *Node) Status(context.Context) (*api.Status, error) {
 		s.Reach = apiReach(n.host.Report())
 		s.Volunteer = n.volunteerStatus()
 		s.Carried = n.carriedStatus()
+		if n.settlement != nil {
+			s.Earnings = n.settlement.earned.Load()
+		}
 	}
 	return s, nil
 }

@@ -341,7 +341,7 @@ func TestOrphansMakeRoom(t *testing.T) {
 		e, s := f.entry(), f.dial(t, "s1")
 		s.greet(hostileMiddle)
 		for id := range uint64(3) {
-			o := opening{Epoch: 1, Key: make([]byte, keySize), Hop: 1, Prompt: 1, Most: 1, Known: 1}
+			o := opening{Epoch: 1, Key: make([]byte, keySize), Hop: 1, Prompt: 1, Most: 1, Known: 1, Entry: "entry"}
 			o.setChain(hostileLone)
 			s.send(frameOpen, 1000+id, encodeControl(o))
 		}

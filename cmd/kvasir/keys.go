@@ -26,6 +26,7 @@ func addKey(ctx context.Context, c console, f *flags) error {
 	f.IntVar(&req.RequestsPerMinute, "requests-per-minute", 0, "`number` of requests that it may make in a minute (default: no limit)")
 	f.IntVar(&req.TokensPerMinute, "tokens-per-minute", 0, "`number` of tokens of prompts and answers in a minute (default: no limit)")
 	f.IntVar(&req.Concurrent, "concurrent", 0, "`number` of requests at once (default: no limit)")
+	f.BoolVar(&req.Admin, "admin", false, "it may act for this node's account at the settlement, as the service token may")
 	name, daemon, err := f.parseKeyName(c)
 	if err != nil {
 		return err
@@ -80,7 +81,11 @@ func printKeys(w io.Writer, keys []api.Key) {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(t, "NAME\tREQUESTS/MIN\tTOKENS/MIN\tAT ONCE\tMADE")
 	for _, k := range keys {
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\n", k.Name, limitText(k.RequestsPerMinute), limitText(k.TokensPerMinute), limitText(k.Concurrent),
+		name := k.Name
+		if k.Admin {
+			name += " (admin)"
+		}
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\n", name, limitText(k.RequestsPerMinute), limitText(k.TokensPerMinute), limitText(k.Concurrent),
 			time.Unix(k.CreatedUnix, 0).Format(time.DateOnly))
 	}
 	t.Flush()

@@ -71,6 +71,9 @@ func printStatus(w io.Writer, st *api.Status) {
 	if c := st.Carried; c != nil && (c.Running > 0 || c.Answered+c.Gone > 0 || len(c.Refused) > 0) {
 		row("Carried", "%s", carriedText(c))
 	}
+	if e := st.Earnings; e != nil {
+		row("Earned", "%s base units with %d requests, %s held, %s bonded, for %s", e.Earned, e.Requests, e.Held, e.Bonded, e.Wallet)
+	}
 	if st.HTTP != "" || st.HTTPAccess != "" {
 		row("HTTP", "%s", strings.TrimPrefix(st.HTTP+", "+st.HTTPAccess, ", "))
 	}

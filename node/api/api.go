@@ -89,6 +89,16 @@ type Status struct {
 	Reach       *Reach     `json:"reach,omitempty"`     // in a network with a file
 	Volunteer   *Volunteer `json:"volunteer,omitempty"` // on a volunteer
 	Carried     *Carried   `json:"carried,omitempty"`   // in a network with a file
+	Earnings    *Earnings  `json:"earnings,omitempty"`  // in a network with a token, once a wallet is linked
+}
+
+// Earnings is what a node was paid, in base units of the token, as decimal digits.
+type Earnings struct {
+	Wallet   string `json:"wallet"` // that has it
+	Earned   string `json:"earned"` // in all
+	Held     string `json:"held"`   // whose audits are open
+	Bonded   string `json:"bonded"`
+	Requests uint64 `json:"requests"` // that it was paid for
 }
 
 // Carried counts the requests that other nodes carried to this one.

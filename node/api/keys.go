@@ -18,12 +18,14 @@ type Key struct {
 	Name string `json:"name"`
 	KeyLimits
 	CreatedUnix int64 `json:"created_unix"`
+	Admin       bool  `json:"admin,omitempty"` // it may act for the node's account at the settlement
 }
 
 // NewKey asks for a key of that name: up to 64 of A-Z a-z 0-9 . _ -
 type NewKey struct {
 	Name string `json:"name"`
 	KeyLimits
+	Admin bool `json:"admin,omitempty"`
 }
 
 // CreatedKey is the only answer that has a key in it: the daemon keeps its hash.

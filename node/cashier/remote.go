@@ -112,6 +112,10 @@ func (r *Remote) Debit(ctx context.Context, id settle.QuoteID) (settle.Request, 
 	return callRemote[settle.Request](ctx, r, opDebit, id)
 }
 
+func (r *Remote) Request(ctx context.Context, id settle.QuoteID) (settle.Request, error) {
+	return callRemote[settle.Request](ctx, r, opRequest, id)
+}
+
 func (r *Remote) Run(ctx context.Context, id settle.QuoteID) (Started, error) {
 	return callRemote[Started](ctx, r, opRun, id)
 }

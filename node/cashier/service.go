@@ -25,6 +25,8 @@ type Service interface {
 	// Debit pays a quote from the balance of the wallet that this node is linked to, if
 	// the wallet lets it spend.
 	Debit(ctx context.Context, id settle.QuoteID) (settle.Request, error)
+	// Request is a request that this node asked a quote for, as it stands.
+	Request(ctx context.Context, id settle.QuoteID) (settle.Request, error)
 	// Run starts a paid request. Alone of all calls it is refused when it is made again
 	// while the request runs: nothing is computed twice for one payment.
 	Run(ctx context.Context, id settle.QuoteID) (Started, error)

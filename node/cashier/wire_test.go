@@ -69,6 +69,9 @@ func (e *echo) PayX402(ctx context.Context, p Partial) (settle.Request, error) {
 func (e *echo) Debit(ctx context.Context, id settle.QuoteID) (settle.Request, error) {
 	return echoRequest, e.take(ctx, id)
 }
+func (e *echo) Request(ctx context.Context, id settle.QuoteID) (settle.Request, error) {
+	return echoRequest, e.take(ctx, id)
+}
 func (e *echo) Run(ctx context.Context, id settle.QuoteID) (Started, error) {
 	return Started{echoRequest, hashOf("seed")}, e.take(ctx, id)
 }
@@ -177,6 +180,7 @@ func TestCallsCross(t *testing.T) {
 	both(proof, func(s Service) (any, error) { return s.Pay(ctx, proof) })
 	both(part, func(s Service) (any, error) { return s.PayX402(ctx, part) })
 	both(id, func(s Service) (any, error) { return s.Debit(ctx, id) })
+	both(id, func(s Service) (any, error) { return s.Request(ctx, id) })
 	both(id, func(s Service) (any, error) { return s.Run(ctx, id) })
 	both(end, func(s Service) (any, error) { return s.End(ctx, end) })
 	link, deposit := Link{keyOf("w"), true, 5, "v0", settle.Signature{3}}, Deposit{settle.Signature{4}, keyOf("w"), 9, true}
@@ -293,7 +297,7 @@ func TestDoorRefuses(t *testing.T) {
 		want string
 	}{
 		{"no such call", frameOf(0, 0, 0, move), "no call 0"},
-		{"a later call", frameOf(uint8(opLedger)+1, 0, 0, move), "is one side older"},
+		{"a later call", frameOf(uint8(opRequest)+1, 0, 0, move), "is one side older"},
 		{"an answer", frameOf(frameDone, 0, 0, move), "no call 128"},
 		{"flags", frameOf(claim, 1, 0, move), "flags 0x1"},
 		{"an id", frameOf(claim, 0, 9, move), "id 9"},

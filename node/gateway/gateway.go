@@ -8,9 +8,9 @@
 // that was asked, errors too.
 //
 // It knows no model, peer or library: tokens and generation are the Engine's,
-// keys and their limits are behind Keys, stored responses behind Store. It
-// refuses foreign Host and Origin headers, so that a web page cannot reach it by
-// DNS rebinding.
+// keys and their limits are behind Keys, stored responses behind Store, and where
+// answers are paid, that is behind Payments. It refuses foreign Host and Origin
+// headers, so that a web page cannot reach it by DNS rebinding.
 //
 // Invariants: the deltas of a stream, joined, are the answer that the same
 // request gets unstreamed; a stream never ends silently: it ends with the API's

@@ -230,12 +230,16 @@ func TestFailureCostsNothing(t *testing.T) {
 
 // Who hangs up pays for what was produced until then.
 func TestGoneClientPays(t *testing.T) {
-	for _, stream := range []bool{true, false} {
+	for _, tt := range []struct {
+		stream bool
+		pieces []string
+		want   int
+	}{{true, []string{"a", "b", "c"}, turnTokens + 3}, {false, []string{"a", "b", "c"}, turnTokens + 3}, {true, nil, 0}, {false, nil, 0}} {
 		p := &till{t: t}
-		e := &scriptEngine{pieces: []string{"a", "b", "c"}, block: true}
+		e := &scriptEngine{pieces: tt.pieces, block: true}
 		url := servePaid(t, e, p, nil)
 		ctx, cancel := context.WithCancel(context.Background())
-		body := `{"model":"m","stream":` + map[bool]string{true: "true", false: "false"}[stream] + `,` + paidTurn + `}`
+		body := `{"model":"m","stream":` + map[bool]string{true: "true", false: "false"}[tt.stream] + `,` + paidTurn + `}`
 		req, err := http.NewRequestWithContext(ctx, "POST", url+"/v1/chat/completions", strings.NewReader(body))
 		if err != nil {
 			t.Fatal(err)
@@ -245,8 +249,8 @@ func TestGoneClientPays(t *testing.T) {
 			_, _ = io.Copy(io.Discard, resp.Body)
 			resp.Body.Close()
 		}
-		if got := p.end(); got.tokens != turnTokens+3 || got.failed == nil {
-			t.Errorf("stream %v: got %d tokens, %v; want %d, and why not all", stream, got.tokens, got.failed, turnTokens+3)
+		if got := p.end(); got.tokens != tt.want || got.failed == nil {
+			t.Errorf("%+v: got %d tokens, %v, and why not all", tt, got.tokens, got.failed)
 		}
 		cancel()
 	}

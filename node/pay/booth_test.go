@@ -310,7 +310,7 @@ func (w oneWorker) Draw(_ string, tokens uint64) []settle.Work {
 	return []settle.Work{{Worker: w.node(), Lines: []settle.Line{{Part: 0, Units: tokens}}}}
 }
 
-func (w oneWorker) Statements(_ context.Context, request settle.QuoteID, work []settle.Work) [][]byte {
+func (w oneWorker) Statements(_ context.Context, _ string, request settle.QuoteID, work []settle.Work) [][]byte {
 	s, err := settle.Report{Role: settle.Statement, Network: settle.Hash(keyOf("network")), Request: request, Signer: w.node(), Seq: 1, Work: work}.Sign(w.key)
 	if err != nil {
 		panic(err)

@@ -61,7 +61,7 @@ type Meter interface {
 	Draw(model string, tokens uint64) []settle.Work
 	// Statements asks the workers for their own signed word on it. Those that do not
 	// answer before ctx ends are missing.
-	Statements(ctx context.Context, request settle.QuoteID, work []settle.Work) [][]byte
+	Statements(ctx context.Context, model string, request settle.QuoteID, work []settle.Work) [][]byte
 }
 
 // Config is what a Door works with.

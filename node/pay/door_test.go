@@ -359,6 +359,12 @@ func TestQuoteBounds(t *testing.T) {
 			t.Errorf("%d %s", got.status, got.body)
 		}
 	}
+	offer, err := s.booth.Quote(t.Context(), cashier.Ask{Model: "d0", PromptTokens: 5, AnswerTokens: 10, RequestHash: hash, Owner: keyOf("payer")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	was := offerOf(s.booth.terms, offer)
+	s.post(body, byTransfer(was, s.booth.transfer(was.Quote, keyOf("payer"), was.Amount), keyOf("payer"))...).is(t, "another model under the name", 409, "other_request")
 	bad := s.postTo("/v1/quotes", `{"model":"m","prompt_tokens":5,"owner":"0","request_hash":"`+string(must(hash.MarshalText()))+`"}`)
 	bad.is(t, "a malformed owner", 400, "invalid_value")
 }

@@ -119,7 +119,7 @@ func (d *Door) evidence(ctx context.Context, e ended) (cashier.Ended, error) {
 	if d.cfg.Meter != nil {
 		receipt.Work = d.cfg.Meter.Draw(e.quote.Model, end.Tokens)
 		asking, cancel := context.WithTimeout(ctx, statementTime)
-		end.Statements = d.cfg.Meter.Statements(asking, e.quote.ID, receipt.Work)
+		end.Statements = d.cfg.Meter.Statements(asking, e.quote.Model, e.quote.ID, receipt.Work)
 		cancel()
 	}
 	end.Receipt, err = receipt.Sign(d.cfg.Key)
