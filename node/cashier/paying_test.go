@@ -1,0 +1,246 @@
+//go:build svm
+
+package cashier
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"kvasird/settle"
+	"kvasird/settle/settletest"
+)
+
+func TestPayRefuses(t *testing.T) {
+	s := newShop(t)
+	q, other := s.quote(), s.quote()
+	a := s.ask()
+	a.Owner = settletest.NewWallet("bob").Key
+	bobs := must[Offer](t)(s.teller().Quote(t.Context(), a)).Quote
+	sig, short := s.pay(q.Amount, q.ID.Memo()), s.pay(other.Amount-1, other.ID.Memo())
+	wrong := s.pay(q.Amount, "kvr1:something else")
+	s.Advance(40)
+	pay := func(node settle.Node, p Proof) error {
+		_, err := s.As(node).Pay(t.Context(), p)
+		return err
+	}
+	refused(t, "no quote", pay(s.entry.Key, Proof{settle.QuoteID{1}, sig, s.alice.Key}), CodeNotFound, "quote")
+	refused(t, "another node's", pay(s.worker.Key, Proof{q.ID, sig, s.alice.Key}), CodeRights, "quote")
+	refused(t, "no payer", pay(s.entry.Key, Proof{ID: q.ID, Signature: sig}), CodeRights, "payer")
+	refused(t, "another owner", pay(s.entry.Key, Proof{bobs.ID, sig, s.alice.Key}), CodeRights, "payer")
+	refused(t, "no signature", pay(s.entry.Key, Proof{ID: q.ID, Payer: s.alice.Key}), CodeState, "signature")
+	refused(t, "another memo", pay(s.entry.Key, Proof{q.ID, wrong, s.alice.Key}), CodeInvalid, "signature")
+	refused(t, "Eve says that she paid", pay(s.entry.Key, Proof{q.ID, sig, settletest.NewWallet("eve").Key}), CodeInvalid, "signature")
+	refused(t, "another quote's payment", pay(s.entry.Key, Proof{other.ID, sig, s.alice.Key}), CodeInvalid, "signature")
+	for range 2 {
+		refused(t, "too little", pay(s.entry.Key, Proof{other.ID, short, s.alice.Key}), CodeInvalid, "signature")
+	}
+	s.cfg.Books.mustHave(t, settle.Balance, s.alice.Key, other.Amount-1) // it is not lost
+	s.Fault(settletest.Fault{Path: "/b", Drop: true})
+	refused(t, "a provider is down", pay(s.entry.Key, Proof{q.ID, sig, s.alice.Key}), CodeNotYet, "signature")
+	refused(t, "another signature meanwhile", pay(s.entry.Key, Proof{q.ID, wrong, s.alice.Key}), CodeState, "signature")
+	refused(t, "another quote's, that is looked at", pay(s.entry.Key, Proof{s.quote().ID, sig, s.alice.Key}), CodeNotYet, "signature")
+	s.ClearFaults()
+	if err := pay(s.entry.Key, Proof{q.ID, sig, s.alice.Key}); err != nil {
+		t.Error(err)
+	}
+	refused(t, "used", pay(s.entry.Key, Proof{s.quote().ID, sig, s.alice.Key}), CodeInvalid, "signature")
+	late := s.quote()
+	lateSig := s.pay(late.Amount, late.ID.Memo())
+	s.at.Add(quoteSeconds + 1)
+	refused(t, "after the quote's end", pay(s.entry.Key, Proof{late.ID, lateSig, s.alice.Key}), CodeState, "signature")
+	s.cfg.Books.verified(t)
+}
+
+// TestPaidOnce: of many calls at once with one signature, for one quote and for others,
+// one request is paid.
+func TestPaidOnce(t *testing.T) {
+	s := newShop(t)
+	q := s.quote()
+	sig := s.pay(q.Amount, q.ID.Memo())
+	s.Advance(40)
+	var paid atomic.Int64
+	var all sync.WaitGroup
+	for i := range 50 {
+		id := q.ID
+		if i%2 == 1 {
+			id = s.quote().ID
+		}
+		all.Go(func() {
+			r, err := s.teller().Pay(t.Context(), Proof{id, sig, s.alice.Key})
+			var refusal *Refusal
+			switch {
+			case err == nil && id == q.ID && r.State == settle.Paid:
+				paid.Add(1)
+			case err == nil:
+				t.Errorf("another quote is %s", r.State)
+			case !errors.As(err, &refusal) || refusal.Code != CodeNotYet && refusal.Code != CodeInvalid:
+				t.Error(err)
+			}
+		})
+	}
+	all.Wait()
+	for range 20 { // the others let go of it
+		must[int](t)(0, s.Tick(t.Context()))
+		if _, err := s.teller().Pay(t.Context(), Proof{q.ID, sig, s.alice.Key}); err == nil {
+			paid.Add(1)
+			break
+		}
+		s.at.Add(askAgain)
+	}
+	if paid.Load() == 0 {
+		t.Error("nothing is paid")
+	}
+	s.holds(q.Amount)
+}
+
+// TestLookedAtLater: a payment whose caller went away is booked all the same, and the
+// signature of one that no chain has is let go.
+func TestLookedAtLater(t *testing.T) {
+	s := newShop(t)
+	q, nothing := s.quote(), s.quote()
+	sig := s.pay(q.Amount, q.ID.Memo())
+	_, err := s.teller().Pay(t.Context(), Proof{q.ID, sig, s.alice.Key})
+	refused(t, "before it is final", err, CodeNotYet, "signature")
+	_, err = s.teller().Pay(t.Context(), Proof{nothing.ID, settle.Signature{1}, s.alice.Key})
+	refused(t, "unknown", err, CodeNotYet, "signature")
+	s.Advance(40)
+	s.restart()
+	s.at.Add(2 * askAgain)
+	must[int](t)(0, s.Tick(t.Context()))
+	if r := must[settle.Request](t)(s.cfg.Books.Request(q.ID)); r.State != settle.Paid {
+		t.Errorf("it is %s", r.State)
+	}
+	for range 3 {
+		s.at.Add(keptReserved)
+		must[int](t)(0, s.Tick(t.Context()))
+	}
+	if r, err := s.cfg.Books.Request(nothing.ID); err == nil && (r.State != settle.Open || r.Reason == "") {
+		t.Errorf("the other is %s, %q", r.State, r.Reason)
+	}
+	s.holds(q.Amount)
+}
+
+func TestDebit(t *testing.T) {
+	s := newShop(t)
+	q := s.quote()
+	_, err := s.teller().Debit(t.Context(), q.ID)
+	refused(t, "no link", err, CodeRights, "quote")
+	s.link(s.entry.Key, s.alice)
+	_, err = s.teller().Debit(t.Context(), q.ID)
+	refused(t, "no money", err, CodeFunds, "quote")
+	sig := s.pay(q.Amount, "")
+	s.Advance(40)
+	must[Ledger](t)(s.teller().Deposit(t.Context(), Deposit{Signature: sig, Owner: s.alice.Key, Amount: q.Amount}))
+	_, err = s.As(s.worker.Key).Debit(t.Context(), q.ID)
+	refused(t, "another node", err, CodeRights, "quote")
+	for range 2 {
+		if r := must[settle.Request](t)(s.teller().Debit(t.Context(), q.ID)); r.State != settle.Paid || r.Payer != s.alice.Key {
+			t.Errorf("%+v", r)
+		}
+	}
+	must[Started](t)(s.teller().Run(t.Context(), q.ID))
+	out := must[Settled](t)(s.teller().End(t.Context(), s.ended(q.ID, 100, "the client went away", s.work(100))))
+	if out.Used != 20_000 || out.Refund != q.Amount-20_000 {
+		t.Errorf("%+v", out)
+	}
+	s.at.Add(1)
+	no := s.linkOf(s.entry.Key, Link{Wallet: s.alice.Key, Since: uint64(s.at.Load()), Format: "raw"}, s.alice)
+	must[Linked](t)(s.teller().Link(t.Context(), no))
+	_, err = s.teller().Debit(t.Context(), s.quote().ID)
+	refused(t, "the node may not spend", err, CodeRights, "quote")
+	s.holds(q.Amount)
+}
+
+func TestX402(t *testing.T) {
+	s := newShop(t)
+	q := s.quote()
+	raw := s.x402(q, q.Amount)
+	short, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
+	defer cancel()
+	_, err := s.teller().PayX402(short, Partial{q.ID, raw})
+	refused(t, "before it is final", err, CodeNotYet, "signature")
+	_, err = s.teller().PayX402(t.Context(), Partial{q.ID, s.x402(q, q.Amount+1)})
+	refused(t, "another transaction meanwhile", err, CodeState, "quote")
+	s.ticking()
+	for range 2 { // the same call goes on, and again is the same
+		if r := must[settle.Request](t)(s.teller().PayX402(t.Context(), Partial{q.ID, raw})); r.State != settle.Paid || r.Payer != s.alice.Key || r.Paid != q.Amount {
+			t.Errorf("%+v", r)
+		}
+	}
+	must[Started](t)(s.teller().Run(t.Context(), q.ID))
+	must[Settled](t)(s.teller().End(t.Context(), s.ended(q.ID, 2000, "", s.work(2000))))
+	if r := must[settle.Request](t)(s.teller().PayX402(t.Context(), Partial{q.ID, raw})); r.State != settle.Done {
+		t.Errorf("afterwards it is %s", r.State)
+	}
+	s.holds(q.Amount)
+}
+
+func TestX402Refuses(t *testing.T) {
+	s := newShop(t)
+	q := s.quote()
+	a := s.ask()
+	a.Owner = settletest.NewWallet("bob").Key
+	bobs := must[Offer](t)(s.teller().Quote(t.Context(), a)).Quote
+	dear := s.ask()
+	dear.PromptTokens, dear.AnswerTokens = settle.MaxTokens, settle.MaxTokens
+	poor := must[Offer](t)(s.teller().Quote(t.Context(), dear)).Quote
+	pay := func(node settle.Node, id settle.QuoteID, raw []byte) error {
+		_, err := s.As(node).PayX402(t.Context(), Partial{id, raw})
+		return err
+	}
+	refused(t, "no quote", pay(s.entry.Key, settle.QuoteID{1}, nil), CodeNotFound, "quote")
+	refused(t, "another node's", pay(s.worker.Key, q.ID, s.x402(q, q.Amount)), CodeRights, "quote")
+	refused(t, "nothing", pay(s.entry.Key, q.ID, nil), CodeInvalid, "transaction")
+	refused(t, "too little", pay(s.entry.Key, q.ID, s.x402(q, q.Amount-1)), CodeInvalid, "transaction")
+	refused(t, "another quote's", pay(s.entry.Key, q.ID, s.x402(bobs, q.Amount)), CodeInvalid, "transaction")
+	refused(t, "another owner", pay(s.entry.Key, bobs.ID, s.x402(bobs, bobs.Amount)), CodeRights, "transaction")
+	refused(t, "more than Alice has", pay(s.entry.Key, poor.ID, s.x402(poor, poor.Amount)), CodeInvalid, "transaction")
+	if r := must[settle.Request](t)(s.cfg.Books.Request(poor.ID)); r.State != settle.Open || r.Signature != (settle.Signature{}) {
+		t.Errorf("after that it is %s", r.State)
+	}
+	none := newShop(t, func(cfg *DeskConfig) { cfg.Fee = nil })
+	_, err := none.teller().PayX402(t.Context(), Partial{none.quote().ID, []byte{1}})
+	refused(t, "no fee key", err, CodeBad, "transaction")
+	if terms := must[Terms](t)(none.Terms(t.Context())); terms.FeePayer != (settle.Wallet{}) {
+		t.Errorf("it says that %s pays fees", terms.FeePayer)
+	}
+	s.holds(0)
+}
+
+// TestX402SentLater: a transaction that could not be sent is sent by Tick, and one that
+// can never land any more is given up.
+func TestX402SentLater(t *testing.T) {
+	s := newShop(t)
+	try := func(q settle.Quote) {
+		t.Helper()
+		s.Fault(settletest.Fault{Method: "sendTransaction", Drop: true})
+		ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+		defer cancel()
+		_, err := s.teller().PayX402(ctx, Partial{q.ID, s.x402(q, q.Amount)})
+		refused(t, "not sent", err, CodeNotYet, "signature")
+	}
+	q := s.quote()
+	try(q)
+	s.ClearFaults()
+	for range 3 {
+		s.at.Add(2 * askAgain)
+		must[int](t)(0, s.Tick(t.Context()))
+		s.Advance(40)
+	}
+	if r := must[settle.Request](t)(s.cfg.Books.Request(q.ID)); r.State != settle.Paid {
+		t.Errorf("it is %s", r.State)
+	}
+	lost := s.quote()
+	try(lost)
+	s.Advance(600)
+	s.at.Add(2 * askAgain)
+	must[int](t)(0, s.Tick(t.Context()))
+	if r := must[settle.Request](t)(s.cfg.Books.Request(lost.ID)); r.State != settle.Open || r.Reason == "" {
+		t.Errorf("the other is %s, %q", r.State, r.Reason)
+	}
+	s.holds(q.Amount)
+}

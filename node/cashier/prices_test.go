@@ -1,0 +1,155 @@
+//go:build svm
+
+package cashier
+
+import (
+	"crypto/ed25519"
+	"testing"
+
+	"github.com/pquerna/otp/totp"
+
+	"kvasird/market"
+	"kvasird/settle"
+)
+
+// TestPrices: an epoch's record follows from what was settled in it, also over a restart;
+// quotes are by it, and the records prove themselves to whoever has the first.
+func TestPrices(t *testing.T) {
+	var published [][]byte
+	among := market.MinDraw
+	s := newShop(t, func(cfg *DeskConfig) {
+		cfg.Among = func(string, settle.Hash, settle.Node) int { return among }
+		cfg.Publish = func(r []byte) { published = append(published, r) }
+	})
+	terms := func() ModelPrice {
+		t.Helper()
+		all := must[Terms](t)(s.Terms(t.Context()))
+		if len(all.Prices) != 1 || all.Prices[0].Model != s.model || all.Node != s.node || all.Params["fee"] != 150_000 || all.Vault != s.mint.ATA(s.operator.Key) {
+			t.Fatalf("%+v", all)
+		}
+		return all.Prices[0]
+	}
+	if got := must[Terms](t)(s.Terms(t.Context())); len(got.Prices) != 0 || got.FeePayer != s.fee.Key {
+		t.Errorf("%+v", got)
+	}
+	first := s.quote()
+	if p := terms(); p.Raw != first.PriceRaw || p.Hash != first.PriceRecord {
+		t.Errorf("%+v, the quote is by %d", p, first.PriceRaw)
+	}
+	serve := func() {
+		t.Helper()
+		r := s.paid()
+		must[Started](t)(s.teller().Run(t.Context(), r.Quote.ID))
+		s.at.Add(100)
+		must[Settled](t)(s.teller().End(t.Context(), s.ended(r.Quote.ID, 2000, "", s.work(2000))))
+	}
+	serve()
+	s.restart()
+	serve()
+	s.at.Add(settle.Hour)
+	must[int](t)(0, s.Tick(t.Context()))
+	s.quote()
+	last, _ := s.chains[must[settle.Hash](t)(modelOf(s.model))].Last()
+	// 2000 tokens in 100 s: two nodes can do 20 a second in an hour, and one wallet counts as a fifth of that.
+	if want := (market.Load{Counted: 4_000_000, Capacity: 20_000 * settle.Hour, Heard: true}); last.State.Epoch != 1 || last.Load != want {
+		t.Errorf("epoch %d: %+v, want %+v", last.State.Epoch, last.Load, want)
+	}
+	if last.State.Price >= market.Price(first.PriceRaw) {
+		t.Errorf("a price of %d, after %d: it does not fall", last.State.Price, first.PriceRaw)
+	}
+	s.at.Add(5 * settle.Hour) // a long gap
+	s.restart()
+	must[int](t)(0, s.Tick(t.Context()))
+	if q := s.quote(); q.PriceRecord == first.PriceRecord || q.PriceRecord != terms().Hash || len(published) != 3 {
+		t.Errorf("a quote by %x, %d records", q.PriceRecord, len(published))
+	}
+	chain := market.NewPriceChain(s.cfg.Network, [32]byte(must[settle.Hash](t)(modelOf(s.model))), s.node)
+	for i, r := range published {
+		if err := chain.Append(r); err != nil {
+			t.Errorf("record %d: %v", i, err)
+		}
+	}
+	if _, hash := chain.Last(); hash != terms().Hash {
+		t.Error("the last record is another")
+	}
+}
+
+// TestPriceStays where it is not known whether workers were drawn.
+func TestPriceStays(t *testing.T) {
+	s := newShop(t)
+	before := s.quote().PriceRaw
+	s.at.Add(settle.Hour)
+	s.served(2000)
+	s.at.Add(settle.Hour)
+	if after := s.quote(); after.PriceRaw != before {
+		t.Errorf("%d, before %d", after.PriceRaw, before)
+	}
+}
+
+// TestGovernedPrice: quotes are by the reference that governance set, from its epoch on,
+// also when it was set twice while nobody asked.
+func TestGovernedPrice(t *testing.T) {
+	s := newShop(t)
+	first := s.quote()
+	set := func(ref, epoch uint64) {
+		t.Helper()
+		s.at.Add(60) // a code of the authenticator counts once
+		p := must[Proposed](t)(s.teller().Propose(t.Context(), Change{Values: map[string]uint64{"reference": ref}, Epoch: epoch}))
+		sig := settle.Signature(ed25519.Sign(genesisWallet.Private, []byte(p.Texts[genesisWallet.Key.String()])))
+		code := must[string](t)(totp.GenerateCode(s.secret, s.now()))
+		must[Activated](t)(s.teller().Activate(t.Context(), Activation{p.Proposal, []Signature{{genesisWallet.Key, "raw", sig}}, code}))
+	}
+	set(2_000_000_000, 1)
+	if q := s.quote(); q.Ref != first.Ref {
+		t.Errorf("before its epoch quotes are by %d", q.Ref)
+	}
+	s.at.Add(settle.Hour)
+	if q := s.quote(); q.Ref != 2_000_000_000 || q.Amount != 2*first.Amount || q.PriceRaw != first.PriceRaw {
+		t.Errorf("in its epoch: %+v", q)
+	}
+	set(4_000_000_000, 26)
+	set(8_000_000_000, 51)
+	s.at.Add(100 * settle.Hour)
+	s.restart()
+	if q := s.quote(); q.Ref != 8_000_000_000 {
+		t.Errorf("after two changes: %+v", q)
+	}
+	s.restart()
+	s.quote()
+}
+
+// TestEmission: who was drawn among enough replicas has of the emission, which is below
+// the fee; who serves the client was not drawn.
+func TestEmission(t *testing.T) {
+	for among, emits := range map[int]bool{market.MinDraw: true, market.MinDraw - 1: false} {
+		s := newShop(t)
+		s.cfg.Among = func(_ string, _ settle.Hash, n settle.Node) int {
+			if n == s.entry.Key {
+				return 0
+			}
+			return among
+		}
+		s.start()
+		sig := s.pay(5000, fundEmission)
+		s.Advance(40)
+		must[Ledger](t)(s.teller().Deposit(t.Context(), Deposit{Signature: sig, Owner: s.alice.Key, Amount: 5000}))
+		must[int](t)(0, s.Tick(t.Context()))
+		earned := func(n settle.Node) settle.Amount { return must[Ledger](t)(s.teller().Ledger(t.Context(), n)).Earned }
+		_, out := s.served(1000)
+		// Of 170,000 for work the entry's half of the dense part is 15 %.
+		if out.Emitted > 0 != emits || out.Emitted >= out.Fee || earned(s.entry.Key) != 25_500 || earned(s.worker.Key) != 144_500+out.Emitted {
+			t.Errorf("among %d: %+v, the entry has %d, the worker %d", among, out, earned(s.entry.Key), earned(s.worker.Key))
+		}
+		reserve := func() (r settle.Reserve) { must[int](t)(0, s.cfg.Books.read([]byte{'m'}, &r)); return r }
+		s.at.Add(settle.Hour)
+		must[int](t)(0, s.Tick(t.Context()))
+		first := reserve()
+		if first.Revenue == 0 || first.Remaining != 5000-out.Emitted {
+			t.Errorf("among %d: %+v", among, first)
+		}
+		must[int](t)(0, s.Tick(t.Context()))
+		if again := reserve(); again != first {
+			t.Errorf("an epoch ended twice: %+v, %+v", again, first)
+		}
+	}
+}
