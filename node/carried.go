@@ -3,6 +3,7 @@ package node
 import (
 	"context"
 	"fmt"
+	"sync/atomic"
 	"time"
 
 	"github.com/libp2p/go-libp2p/core/peer"
@@ -44,7 +45,7 @@ func (n *Node) findOwn(id gguf.ModelID) (carry.Answerer, error) {
 		return nil, fmt.Errorf("model %v does not run here", id)
 	}
 	if b.embedder != nil {
-		return ownVectors{b.embedder}, n.Ready()
+		return ownVectors{b.embedder, b.lends}, n.Ready()
 	}
 	return ownAnswers{n, b}, n.Ready()
 }
@@ -56,7 +57,24 @@ type ownAnswers struct {
 }
 
 // ownVectors has the node's embedder answer for others.
-type ownVectors struct{ *engine.Embedder }
+type ownVectors struct {
+	*engine.Embedder
+	lends *lending
+}
+
+// Embed makes the vectors of some inputs for another node.
+func (v ownVectors) Embed(ctx context.Context, owner string, inputs [][]int32) ([][]float32, error) {
+	vectors, err := v.Embedder.Embed(ctx, owner, inputs)
+	if err == nil {
+		tokens := 0
+		for _, input := range inputs {
+			tokens += len(input)
+		}
+		v.lends.computed(owner, tokens)
+		v.lends.over(tokens)
+	}
+	return vectors, err
+}
 
 // Start makes ownVectors a carry.Answerer.
 func (ownVectors) Start(context.Context, gateway.Request, gateway.Extra) (carry.Tokens, error) {
@@ -73,14 +91,33 @@ func (o ownAnswers) Start(ctx context.Context, req gateway.Request, extra gatewa
 	if err != nil {
 		return nil, err
 	}
-	return ownTokens{ownStream{g}}, nil
+	t := &ownTokens{ownStream: ownStream{g}, lends: o.lends, owner: req.Owner, prompt: len(req.Prompt)}
+	context.AfterFunc(ctx, func() {
+		if n := t.told.Load(); n > 0 {
+			o.lends.over(t.prompt + int(n))
+		}
+	})
+	return t, nil
 }
 
 // ownTokens is a generation without its bytes, which the entry makes.
-type ownTokens struct{ ownStream }
+type ownTokens struct {
+	ownStream
+	lends  *lending
+	owner  string // peer id of the entry
+	prompt int
+	told   atomic.Int64 // tokens that Next returned
+}
 
-func (t ownTokens) Next(ctx context.Context) (int32, error) {
+func (t *ownTokens) Next(ctx context.Context) (int32, error) {
 	token, _, err := t.NextToken(ctx)
+	if err == nil {
+		rows := 1 // of the token before it
+		if t.told.Add(1) == 1 {
+			rows = t.prompt
+		}
+		t.lends.computed(t.owner, rows)
+	}
 	return int32(token), err
 }
 
@@ -128,10 +165,10 @@ func (n *Node) carriedStatus() *api.Carried {
 }
 
 // newFar has other nodes answer for the model.
-func (m *ringModel) newFar() *carry.Client {
+func (m *ringModel) newFar(g *gguf.Model) *carry.Client {
 	n := m.rings.node
 	return carry.NewClient(carry.ClientConfig{
-		Model: m.id, Vocab: m.vocab.VocabSize(), Logger: n.log, Dial: n.dialCarried,
+		Model: m.id, Vocab: m.vocab.VocabSize(), Logger: n.log, Dial: n.dialCarried, Served: n.metering.carried(m.id, g),
 		Targets: func() []carry.Target { return m.rings.servers(m.id, time.Now()) },
 		Fault: func(name string, err error) {
 			if id, bad := peer.Decode(name); bad == nil {

@@ -4,10 +4,9 @@ package node
 
 import (
 	"context"
-	"encoding/json"
 	"flag"
+	"io"
 	"log/slog"
-	"net/http"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -15,6 +14,7 @@ import (
 	"time"
 
 	"kvasird/ggml/gguf"
+	"kvasird/node/engine"
 	"kvasird/node/meter"
 	"kvasird/settle"
 )
@@ -88,25 +88,37 @@ func (n *network) pays(entry *Node, lengths ...int) []paid {
 	var asked sync.WaitGroup
 	for i, most := range lengths {
 		asked.Go(func() {
-			req := long(questions[i%len(questions)])
-			req["max_tokens"] = most
-			status, _, body := n.chat(req, nil)
-			var said struct {
-				Usage struct {
-					Prompt uint64 `json:"prompt_tokens"`
-					Total  uint64 `json:"total_tokens"`
-				} `json:"usage"`
-			}
-			if err := json.Unmarshal([]byte(body), &said); status != http.StatusOK || err != nil {
-				n.t.Errorf("status %d, %v: %s", status, err, body)
-				return
-			}
-			out[i] = n.reports(entry, settle.QuoteID{1, byte(i)}, said.Usage.Total)
-			out[i].prompt = said.Usage.Prompt
+			prompt, total := n.answered(entry, questions[i%len(questions)], most)
+			out[i] = n.reports(entry, settle.QuoteID{1, byte(i)}, total)
+			out[i].prompt = prompt
 		})
 	}
 	asked.Wait()
 	return out
+}
+
+// answered has a question answered by so many tokens, behind the door where it would be paid.
+func (n *network) answered(entry *Node, question string, most int) (prompt, total uint64) {
+	_, model, err := entry.answers.find("")
+	if err != nil {
+		n.t.Error(err)
+		return 0, 0
+	}
+	tokens := must(model.Tokenize("<|im_start|>user\n" + question + "<|im_end|>\n<|im_start|>assistant\n"))(n.t)
+	bias := map[int32]float32{}
+	for _, t := range reference().ends {
+		bias[t] = -100
+	}
+	ctx, cancel := context.WithCancel(n.ctx)
+	defer cancel()
+	g, err := model.generate(ctx, engine.Request{Prompt: tokens, MaxTokens: most, TopP: 1, RepeatPenalty: 1, LogitBias: bias}, engine.Extra{})
+	for total = uint64(len(tokens)); err == nil; total++ {
+		_, _, err = g.NextToken(ctx)
+	}
+	if err != io.EOF {
+		n.t.Error(err)
+	}
+	return uint64(len(tokens)), total - 1
 }
 
 // reports makes the receipt of a request of so many tokens, and has it credited.
@@ -209,6 +221,27 @@ func TestRingIsMetered(t *testing.T) {
 		time.Sleep(100 * time.Millisecond)
 	}
 	n.accountsFor(n.pays(entry, 20, 60, 120), 2)
+}
+
+// TestCarriedIsMetered: a node that has the model answer elsewhere credits who answered.
+func TestCarriedIsMetered(t *testing.T) {
+	n := newNetwork(t, NewNetwork{Replicas: 1, Token: tokenSettings()})
+	whole, _ := n.here("whole", "--role", "backbone", "--model", n.whole, "--experts", "here", "--http", Off)
+	entry, _ := n.here("entry", "--peer", localAddr(must(whole.Status(n.ctx))(t)), "--role", "entry")
+	n.serves(entry)
+	list := n.pays(entry, 20, 60, 120)
+	n.accountsFor(list, 1)
+	if self := must(meter.NodeOf(whole.host.ID().String()))(t); len(list[0].credit) != 1 || list[0].credit[0].Worker != self {
+		t.Errorf("credited %v", list[0].credit)
+	}
+	for whole.carried.Stats().Running > 0 {
+		time.Sleep(10 * time.Millisecond)
+	}
+	time.Sleep(100 * time.Millisecond) // it draws once the stream has ended
+	// what it answered for the entry is not there for requests of its own, but for canaries
+	if own := n.reports(whole, settle.QuoteID{9}, 1000); float64(settle.Whole-own.rest) > 0.02*float64(settle.Whole) {
+		t.Errorf("%v of a request of 1000 tokens is credited to who answered for another node", settle.Whole-own.rest)
+	}
 }
 
 // serves waits until a node answers.

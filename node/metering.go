@@ -134,6 +134,17 @@ func (m *metering) chains(id gguf.ModelID, g *gguf.Model) func(chain ring.Chain,
 	}
 }
 
+// carried counts what other nodes answered for this node's requests, all of whose work they
+// are paid for, however they have it done.
+func (m *metering) carried(id gguf.ModelID, g *gguf.Model) func(peerID string, rows int) {
+	model := m.model(id, g)
+	if model == nil {
+		return nil
+	}
+	pool, all := m.Pool(model), gguf.Range{End: g.Layers()}
+	return func(peerID string, rows int) { pool.Window(peerID, all, rows) }
+}
+
 // computed counts what this node's experts computed for others.
 func (m *metering) computed(id gguf.ModelID, g *gguf.Model) func(peerID string, layer, pairs int) {
 	if model := m.model(id, g); model != nil {
@@ -150,4 +161,35 @@ func (m *metering) window(id gguf.ModelID, g *gguf.Model, layers gguf.Range) fun
 	}
 	counts := m.signer.Counts(model)
 	return func(entry string, rows int) { counts.Window(entry, layers, rows) }
+}
+
+// lending counts what this node answers for entries that have not the model. It is paid for all
+// of that, and those who compute for it are not. A nil one counts nothing.
+type lending struct {
+	pool   *meter.Pool
+	counts *meter.Counts
+	all    gguf.Range
+}
+
+func (m *metering) lending(id gguf.ModelID, g *gguf.Model) *lending {
+	model := m.model(id, g)
+	if model == nil {
+		return nil
+	}
+	return &lending{m.Pool(model), m.signer.Counts(model), gguf.Range{End: g.Layers()}}
+}
+
+// computed counts rows of an answer for another node.
+func (l *lending) computed(peerID string, rows int) {
+	if l != nil {
+		l.counts.Window(peerID, l.all, rows)
+	}
+}
+
+// over takes what an answer for another node needed out of the pool, where it is with what was
+// done for this node's own requests.
+func (l *lending) over(tokens int) {
+	if l != nil {
+		l.pool.Draw(uint64(tokens))
+	}
 }

@@ -239,11 +239,8 @@ func (n *Node) hostConfig(identity p2p.Identity) (p2p.Config, error) {
 		return cfg, nil
 	}
 	cfg.Protocols = append(cfg.Protocols, fetch.Protocol, ringProtocol, carry.Protocol)
-	if n.cfg.Genesis.Token != nil {
-		cfg.Protocols = append(cfg.Protocols, pricesProtocol)
-	}
 	if n.metering != nil {
-		cfg.Protocols = append(cfg.Protocols, meter.Protocol)
+		cfg.Protocols = append(cfg.Protocols, meter.Protocol, pricesProtocol)
 	}
 	if n.cfg.Has(RoleSettle) {
 		cfg.Protocols = append(cfg.Protocols, cashier.Protocol)

@@ -177,7 +177,7 @@ func (m *ringModel) open(ctx context.Context) (err error) {
 		m.vocab.Close()
 		return err
 	}
-	m.far = m.newFar()
+	m.far = m.newFar(g)
 	served := gateway.Model{
 		ID: m.name, Created: n.started, ChatTemplate: m.vocab.ChatTemplate(),
 		BOS: string(m.vocab.Piece(m.vocab.BOS(), true)), EOS: string(m.vocab.Piece(m.vocab.EOS(), true)),

@@ -27,7 +27,9 @@ type Settling struct {
 	Job     Job
 	Work    []Work // by Job.Credit
 	Timing  Timing
-	Counted bool // the replica was drawn by hash among independent ones: it may emit
+	Counted bool // replicas were drawn by hash among independent ones: it may emit
+	// Drawn are the workers that were, and alone have of the emission. Nil: all of them.
+	Drawn   map[Node]bool
 	Reserve Reserve
 	Bonds   map[Node]Bond
 	Now     uint64 // Unix seconds
@@ -71,7 +73,13 @@ func (p Params) SettleRequest(s Settling) (o Outcome, err error) {
 	o.Reserve = s.Reserve
 	bonus := make([]Amount, len(by))
 	if s.Counted && s.Timing == OnTime && rest < Whole {
-		if bonus, err = o.emit(p, shares); err != nil {
+		drawn := append([]Share{}, shares...)
+		for i, w := range by {
+			if s.Drawn != nil && !s.Drawn[w.Worker] {
+				drawn[i] = 0
+			}
+		}
+		if bonus, err = o.emit(p, drawn); err != nil {
 			return Outcome{}, err
 		}
 	}

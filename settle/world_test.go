@@ -202,7 +202,7 @@ func (w *world) settle(name string, tokens uint64, work map[string]uint64, count
 	if err != nil {
 		return "", err
 	}
-	o, err := w.p.SettleRequest(Settling{job, credited, timing, counted, w.reserve, w.bonds, w.now, w.epoch()})
+	o, err := w.p.SettleRequest(Settling{Job: job, Work: credited, Timing: timing, Counted: counted, Reserve: w.reserve, Bonds: w.bonds, Now: w.now, Epoch: w.epoch()})
 	if err != nil {
 		return "", err
 	}

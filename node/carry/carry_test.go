@@ -125,13 +125,14 @@ type world struct {
 	conns  map[string][]net.Conn
 	down   map[string]bool // not reached
 	faults []error
+	rows   map[string]int // that the client was told of, by server
 }
 
 var quiet = slog.New(slog.DiscardHandler)
 
 func newWorld(t *testing.T, names ...string) *world {
 	w := &world{t: t, engines: map[string]*counting{}, servers: map[string]*Server{}, serve: map[string]func(Conn){},
-		conns: map[string][]net.Conn{}, down: map[string]bool{}}
+		conns: map[string][]net.Conn{}, down: map[string]bool{}, rows: map[string]int{}}
 	for i, name := range names {
 		e := &counting{slots: 4, context: 2048, pace: time.Millisecond}
 		w.engines[name] = e
@@ -149,7 +150,8 @@ func newWorld(t *testing.T, names ...string) *world {
 	}
 	w.client = NewClient(ClientConfig{
 		Model: modelA, Vocab: 1 << 20, Targets: func() []Target { return append([]Target{}, w.targets...) }, Dial: w.dial, Logger: quiet,
-		Fault: func(_ string, err error) { w.mu.Lock(); defer w.mu.Unlock(); w.faults = append(w.faults, err) },
+		Fault:  func(_ string, err error) { w.mu.Lock(); defer w.mu.Unlock(); w.faults = append(w.faults, err) },
+		Served: func(peer string, rows int) { w.mu.Lock(); defer w.mu.Unlock(); w.rows[peer] += rows },
 	})
 	return w
 }
@@ -168,6 +170,16 @@ func (w *world) dial(_ context.Context, peer string) (Conn, error) {
 		go w.servers[peer].Serve("entry", far)
 	}
 	return near, nil
+}
+
+// took checks of how many rows the client was told, and that all were of one server.
+func (w *world) took(peer string, rows int) {
+	w.t.Helper()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if len(w.rows) != 1 || w.rows[peer] != rows {
+		w.t.Errorf("%v rows were told, want %d of %s", w.rows, rows, peer)
+	}
 }
 
 // kill breaks what a server has open, which is then not reached any more.
@@ -236,6 +248,7 @@ func TestAnswer(t *testing.T) {
 		if n, err := w.rest(t.Context(), a, 0); n != 1000 || err != nil || a.Finish() != "length" || a.Cached() != 2 {
 			t.Errorf("%d tokens, %v, finish %q, %d cached", n, err, a.Finish(), a.Cached())
 		}
+		w.took("a", 3+1000-1)
 		synctest.Wait() // the server counts after the client has all
 		if s := w.servers["a"].Stats(); s.Answered != 1 || s.Gone != 0 || len(s.Refused) > 0 {
 			t.Errorf("%+v", s)
@@ -360,6 +373,7 @@ func TestSecondServer(t *testing.T) {
 				if w.calls("b") != 1 {
 					t.Errorf("the second server was asked %d times", w.calls("b"))
 				}
+				w.took("b", 3+10-1)
 				time.Sleep(2 * time.Hour)
 			})
 		})

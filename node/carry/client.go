@@ -30,7 +30,11 @@ type ClientConfig struct {
 	// Dial opens a stream of Protocol to a peer.
 	Dial func(ctx context.Context, peer string) (Conn, error)
 	// Fault is told how a peer broke the protocol.
-	Fault  func(peer string, err error)
+	Fault func(peer string, err error)
+	// Served is told of the rows that a server's answer took: with its first tokens those of the
+	// prompt, and none for the last token; or those of all inputs. It may be called with a lock
+	// held: it does not wait. nil: nobody is told.
+	Served func(peer string, rows int)
 	Logger *slog.Logger
 }
 
@@ -385,6 +389,12 @@ func (a *Answer) addLocked(t Target, cached int, list []likely, err error) error
 		return broke("node %s: %d tokens, at most %d were asked for or fit", t.Peer, a.got+len(list), most)
 	case cached > len(a.req.Prompt):
 		return broke("node %s: %d tokens of a prompt of %d were not computed again", t.Peer, cached, len(a.req.Prompt))
+	}
+	if rows := len(list); a.client.cfg.Served != nil && rows > 0 {
+		if a.got == 0 {
+			rows += len(a.req.Prompt) - 1
+		}
+		a.client.cfg.Served(t.Peer, rows)
 	}
 	a.tokens, a.got, a.cached = append(a.tokens, list...), a.got+len(list), cached
 	wake(a.notify)

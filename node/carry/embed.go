@@ -120,6 +120,9 @@ func (c *Client) Embed(ctx context.Context, inputs [][]int32) ([][]float32, erro
 		e := &embedding{ask: payload, tokens: tokens, want: len(inputs)}
 		err := c.reach(ctx, t, e.write, func(conn Conn) error { return e.receive(conn, t) })
 		vectors = e.vectors
+		if err == nil && c.cfg.Served != nil {
+			c.cfg.Served(t.Peer, len(tokens))
+		}
 		return err
 	}, func() bool { return false })
 	return vectors, err

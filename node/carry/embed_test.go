@@ -65,11 +65,14 @@ func TestEmbed(t *testing.T) {
 		if err != nil || len(got) != len(inputs) || e.owner != "entry" {
 			t.Fatalf("%d vectors for %q, %v", len(got), e.owner, err)
 		}
+		rows := 0
 		for i, v := range got {
 			if !slices.Equal(v, []float32{float32(len(inputs[i])), float32(i)}) {
 				t.Errorf("vector %d is %v", i, v)
 			}
+			rows += len(inputs[i])
 		}
+		w.took("a", rows)
 		w.free(0)
 	})
 }

@@ -603,30 +603,38 @@ func TestGovernedPrice(t *testing.T) {
 	s.quote()
 }
 
-// TestEmission: what was drawn among enough replicas emits, below its fee.
+// TestEmission: who was drawn among enough replicas has of the emission, which is below
+// the fee; who serves the client was not drawn.
 func TestEmission(t *testing.T) {
 	for among, emits := range map[int]bool{market.MinDraw: true, market.MinDraw - 1: false} {
-		s := newShop(t, func(cfg *DeskConfig) { cfg.Among = func(string, settle.Hash, settle.Node) int { return among } })
+		s := newShop(t)
+		s.cfg.Among = func(_ string, _ settle.Hash, n settle.Node) int {
+			if n == s.entry.Key {
+				return 0
+			}
+			return among
+		}
+		s.start()
 		sig := s.pay(5000, fundEmission)
 		s.Advance(40)
 		must[Ledger](t)(s.teller().Deposit(t.Context(), Deposit{Signature: sig, Owner: s.alice.Key, Amount: 5000}))
 		must[int](t)(0, s.Tick(t.Context()))
+		earned := func(n settle.Node) settle.Amount { return must[Ledger](t)(s.teller().Ledger(t.Context(), n)).Earned }
 		_, out := s.served(1000)
-		if out.Emitted > 0 != emits || out.Emitted >= out.Fee {
-			t.Errorf("among %d: %+v", among, out)
+		// Of 170,000 for work the entry's half of the dense part is 15 %.
+		if out.Emitted > 0 != emits || out.Emitted >= out.Fee || earned(s.entry.Key) != 25_500 || earned(s.worker.Key) != 144_500+out.Emitted {
+			t.Errorf("among %d: %+v, the entry has %d, the worker %d", among, out, earned(s.entry.Key), earned(s.worker.Key))
 		}
+		reserve := func() (r settle.Reserve) { must[int](t)(0, s.cfg.Books.read([]byte{'m'}, &r)); return r }
 		s.at.Add(settle.Hour)
 		must[int](t)(0, s.Tick(t.Context()))
-		var reserve settle.Reserve
-		must[int](t)(0, s.cfg.Books.load([]byte{'m'}, &reserve))
-		if reserve.Revenue == 0 || reserve.Remaining != 5000-out.Emitted {
-			t.Errorf("among %d: %+v", among, reserve)
+		first := reserve()
+		if first.Revenue == 0 || first.Remaining != 5000-out.Emitted {
+			t.Errorf("among %d: %+v", among, first)
 		}
 		must[int](t)(0, s.Tick(t.Context()))
-		again := reserve
-		must[int](t)(0, s.cfg.Books.load([]byte{'m'}, &again))
-		if again != reserve {
-			t.Errorf("an epoch ended twice: %+v, %+v", again, reserve)
+		if again := reserve(); again != first {
+			t.Errorf("an epoch ended twice: %+v, %+v", again, first)
 		}
 	}
 }
@@ -677,7 +685,7 @@ func TestOpenDeskRefuses(t *testing.T) {
 
 var _ Chain = (*solana.Client)(nil)
 
-func (b *Books) load(key []byte, record any) error {
+func (b *Books) read(key []byte, record any) error {
 	return b.store.View(func(tx *kv.Tx) error {
 		ok, err := page{tx}.load(key, record)
 		if err == nil && !ok {

@@ -27,7 +27,8 @@ type Service interface {
 	Debit(ctx context.Context, id settle.QuoteID) (settle.Request, error)
 	// Request is a request that this node asked a quote for, as it stands.
 	Request(ctx context.Context, id settle.QuoteID) (settle.Request, error)
-	// Run starts a paid request.
+	// Run starts a paid request. Alone of all calls it is refused when it is made again
+	// while the request runs: nothing is computed twice for one payment.
 	Run(ctx context.Context, id settle.QuoteID) (Started, error)
 	// End ends it, with what was done for it, and settles it.
 	End(ctx context.Context, e Ended) (Settled, error)

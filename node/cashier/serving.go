@@ -21,8 +21,7 @@ const (
 	shownRequests = 16        // of a node in two days, from which on its rate bounds it
 )
 
-// Run is part of Service. It is the one call that is not to be made again: while a request
-// runs, who asks once more is refused, so that nothing is computed twice for one payment.
+// Run is part of Service.
 func (t *Teller) Run(_ context.Context, id settle.QuoteID) (Started, error) {
 	r, err := t.mine(id)
 	if err != nil {
@@ -271,9 +270,12 @@ func (d *Desk) conclude(e Ended, c credited) (Settled, error) {
 		if err != nil {
 			return r, nil, err
 		}
-		s := settle.Settling{Job: settle.Job{Parts: c.parts}, Work: c.work, Timing: timing, Epoch: m.Epoch}
 		among := d.among(r, c.work)
-		s.Counted = len(c.work) > 0 && !slices.ContainsFunc(among, func(n int) bool { return n < market.MinDraw })
+		s := settle.Settling{Job: settle.Job{Parts: c.parts}, Work: c.work, Timing: timing, Epoch: m.Epoch, Drawn: map[settle.Node]bool{}}
+		for i, w := range c.work {
+			s.Drawn[w.Worker] = among[i] >= market.MinDraw
+			s.Counted = s.Counted || s.Drawn[w.Worker]
+		}
 		next, entries, o, err := d.cfg.Books.settle(pg, r, p, s)
 		if err != nil {
 			return r, nil, err

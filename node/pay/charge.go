@@ -26,16 +26,13 @@ func (d *Door) Charge(r *http.Request, h http.Header, cost gateway.Cost) (gatewa
 		}
 		id, pay = offer.Quote.ID, func(c *call) error { return c.debit(offer) }
 	}
-	if err := d.take(id); err != nil { // the same one runs, or is being paid
-		return nil, again(err, settle.Request{})
-	}
 	started, err := c.start(id, pay)
 	switch {
 	case err == nil:
 		return &charge{d, started}, nil
 	case c.debited: // nobody will come back for it
 		d.ended <- ended{quote: settle.Quote{ID: id}, failed: err}
-	default:
+	case c.taken:
 		d.leave(id)
 	}
 	return nil, err
@@ -55,7 +52,19 @@ type call struct {
 	r       *http.Request
 	h       http.Header // of the answer
 	cost    gateway.Cost
+	taken   bool // the request is open at the door
 	debited bool // or may be: no answer came
+}
+
+// take opens the request at the door, once it is known that this client may have its
+// answer: who only knows its id does not keep that client away. Error: the same call
+// runs, or is being paid.
+func (c *call) take(id settle.QuoteID) error {
+	if err := c.d.take(id); err != nil {
+		return again(err, settle.Request{})
+	}
+	c.taken = true
+	return nil
 }
 
 // quote asks for a price.
@@ -81,6 +90,9 @@ func (c *call) ask() (cashier.Offer, error) {
 // debit pays from the balance of the wallet that this node is linked to, or asks for
 // another payment.
 func (c *call) debit(offer cashier.Offer) error {
+	if err := c.take(offer.Quote.ID); err != nil {
+		return err
+	}
 	switch _, err := c.d.cfg.Settlement.Debit(c.r.Context(), offer.Quote.ID); code(err) {
 	case "":
 		c.debited = true
@@ -102,7 +114,10 @@ func (c *call) transfer(t transfer) error {
 	if err := r.Again(t.payment, c.cost.Body, r.Quote.Opens(t.secret), uint64(c.d.cfg.Now().Unix())); err != nil {
 		return again(err, r)
 	}
-	if err := c.fits(r); err != nil || r.State == settle.Paid || r.State == settle.Running {
+	if err := c.fits(r); err != nil {
+		return err
+	}
+	if err := c.take(t.quote); err != nil || r.State == settle.Paid || r.State == settle.Running {
 		return err
 	}
 	if t.payer == (settle.Wallet{}) {

@@ -62,7 +62,9 @@ func again(err error, r settle.Request) error {
 	switch {
 	case errors.Is(err, settle.ErrNotClaimed):
 		return &gateway.PaymentError{Status: http.StatusForbidden, Code: "not_claimed", Param: headerSecret, Message: err.Error()}
-	case errors.Is(err, settle.ErrRunning), errors.Is(err, errFull):
+	case errors.Is(err, errFull):
+		return &gateway.PaymentError{Status: http.StatusServiceUnavailable, Code: "busy", RetryAfter: soon, Message: err.Error()}
+	case errors.Is(err, settle.ErrRunning):
 		return &gateway.PaymentError{Status: http.StatusServiceUnavailable, Code: "running", RetryAfter: soon, Message: err.Error()}
 	case r.State > settle.Running:
 		return answered(r)

@@ -157,6 +157,9 @@ func (c *call) x402(s signed) error {
 	if err := c.fits(r); err != nil {
 		return err
 	}
+	if err := c.take(s.quote); err != nil {
+		return err
+	}
 	terms, err := c.d.termsOf(c.r.Context())
 	if err != nil {
 		return refused(err)

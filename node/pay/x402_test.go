@@ -271,7 +271,7 @@ func TestDoorFull(t *testing.T) {
 		}
 	}
 	s.booth.deposit(keyOf("payer"), 100_000)
-	s.post(body).is(t, "a full door", 503, "running")
+	s.post(body).is(t, "a full door", 503, "busy")
 	if n := s.booth.called("Debit"); n != 0 {
 		t.Errorf("%d were debited", n)
 	}

@@ -5,8 +5,6 @@ package solana
 import (
 	"bytes"
 	"context"
-	"crypto/ed25519"
-	"encoding/binary"
 	"errors"
 	"strings"
 	"testing"
@@ -14,11 +12,6 @@ import (
 	"kvasird/settle"
 	"kvasird/settle/settletest"
 )
-
-// budget is an instruction of the compute budget.
-func budget(kind byte, value uint64, size int) settletest.Instruction {
-	return settletest.Instruction{Program: budgetProgram, Data: append([]byte{kind}, binary.LittleEndian.AppendUint64(nil, value)[:size]...)}
-}
 
 // partial is what an x402 client makes: signed by the payer, and not by the fee payer.
 func (w *world) partial(tx settletest.Tx) []byte {
@@ -247,36 +240,4 @@ func TestSlot(t *testing.T) {
 	if _, err := cl.Slot(ctx); !errors.Is(err, ErrProvider) {
 		t.Errorf("none: %v", err)
 	}
-}
-
-// FuzzPartial: no bytes of a client make the fee key sign what it should not.
-func FuzzPartial(f *testing.F) {
-	fee, alice := settletest.NewWallet("fee"), settletest.NewWallet("alice")
-	mint := settletest.NewWallet("mint").Key
-	cl, err := New(Config{Providers: []string{"http://127.0.0.1:1"}, Decimals: 6,
-		Vault: Vault{Owner: settletest.NewWallet("operator").Key, Mint: mint, Program: settletest.Token}})
-	if err != nil {
-		f.Fatal(err)
-	}
-	m := settletest.Mint{Key: mint, Program: settletest.Token, Decimals: 6}
-	for _, version := range []int{settletest.Legacy, settletest.V0, settletest.V1} {
-		f.Add(settletest.Sign(settletest.Tx{Version: version, Signers: []settletest.Wallet{fee, alice}, Blockhash: settle.Key{1}, Instructions: []settletest.Instruction{
-			budget(2, 20_000, 4), m.TransferChecked(m.ATA(alice.Key), cl.vault.Account, alice.Key, price), settletest.Memo("m")}}))
-	}
-	public := fee.Private.Public().(ed25519.PublicKey)
-	f.Fuzz(func(t *testing.T, b []byte) {
-		tx, payer, err := cl.readPartial([32]byte(public), b)
-		if err == nil {
-			err = cl.checkDue(tx, payer, Due{price, "m"})
-		}
-		if err != nil {
-			if !errors.Is(err, ErrInvalid) {
-				t.Error(err)
-			}
-			return
-		}
-		if len(tx.Signatures) != 2 || payer == settle.Key(public) {
-			t.Errorf("taken: %x", b)
-		}
-	})
 }

@@ -157,8 +157,12 @@ func (cl *Client) Send(ctx context.Context, s Signed) error {
 	var errs []error
 	for _, p := range cl.providers {
 		var sig settle.Signature
-		errs = append(errs, p.call(ctx, "sendTransaction", []any{base64.StdEncoding.EncodeToString(s.Raw),
-			map[string]any{"encoding": "base64", "preflightCommitment": "confirmed"}}, &sig))
+		err := p.call(ctx, "sendTransaction", []any{base64.StdEncoding.EncodeToString(s.Raw),
+			map[string]any{"encoding": "base64", "preflightCommitment": "confirmed"}}, &sig)
+		if wasSent(err) {
+			err = nil
+		}
+		errs = append(errs, err)
 	}
 	for _, err := range errs {
 		if err == nil {
@@ -166,6 +170,12 @@ func (cl *Client) Send(ctx context.Context, s Signed) error {
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// wasSent says whether a node refuses a transaction because it has it.
+func wasSent(err error) bool {
+	var e *rpcError
+	return errors.As(err, &e) && e.Code == codePreflight && e.failure() == "AlreadyProcessed"
 }
 
 // Resolve says what became of a payout. All providers have to say the same, or it is

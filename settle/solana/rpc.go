@@ -46,12 +46,24 @@ type rpcError struct {
 	Data json.RawMessage
 }
 
+// failure is why a transaction failed when it was tried: a name, or JSON of the node's;
+// "" where it does not say.
+func (e *rpcError) failure() string {
+	var data struct{ Err json.RawMessage }
+	if json.Unmarshal(e.Data, &data) != nil {
+		return ""
+	}
+	var name string
+	if json.Unmarshal(data.Err, &name) != nil {
+		return string(data.Err)
+	}
+	return name
+}
+
 func (e *rpcError) Error() string {
 	switch e.Code {
 	case codePreflight:
-		var data struct{ Err json.RawMessage }
-		json.Unmarshal(e.Data, &data) // absent: the code alone
-		return fmt.Sprintf("error %d: the transaction fails when it is tried: %.100s", e.Code, data.Err)
+		return fmt.Sprintf("error %d: the transaction fails when it is tried: %.100s", e.Code, e.failure())
 	case codeSignature:
 		return fmt.Sprintf("error %d: a signature is wrong", e.Code)
 	case codeBehind:
