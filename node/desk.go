@@ -182,13 +182,14 @@ func (b *modelBook) model(id string) (cashier.Model, error) {
 // learnParts reads the parts of a model that somebody announces, or that is here, from its
 // own header. So there are as many as the market's table has.
 func (n *Node) learnParts(text string) (cashier.Model, error) {
-	unknown := &cashier.Refusal{Code: cashier.CodeNotFound, Field: "model", Text: fmt.Sprintf("nobody in the network has a model %.80q", text)}
 	id, err := gguf.ParseModelID(text)
 	if err != nil || id.String() != text {
-		return cashier.Model{}, unknown
+		return cashier.Model{}, &cashier.Refusal{Code: cashier.CodeNotFound, Field: "model", Text: fmt.Sprintf("%.80q is no id of a model", text)}
 	}
 	if n.store.Model(id) == nil && n.weights.known(id) == nil && len(n.exchange.table.Holders(id, time.Now())) == 0 {
-		return cashier.Model{}, unknown
+		// Who has just come may not have been heard of yet.
+		return cashier.Model{}, &cashier.Refusal{Code: cashier.CodeNotYet, Field: "model", Retry: 2,
+			Text: fmt.Sprintf("the settlement has not heard of anybody with model %s: ask again", text)}
 	}
 	g := n.weights.known(id)
 	if g == nil {

@@ -77,6 +77,10 @@ func (d *Desk) price(id string) (price, error) {
 		return price{}, err
 	}
 	if _, err := d.cfg.Models(id); err != nil {
+		var known *Refusal
+		if errors.As(err, &known) { // it may come to be known
+			return price{}, err
+		}
 		return price{}, refusal(CodeNotFound, "model", "model %s: %v", id, err)
 	}
 	d.pricing.Lock()
