@@ -30,7 +30,7 @@ test: deps ## run the tests; needs no root
 	packaging/deps_test.sh
 	go build ./...
 	go test -count=1 -p 1 -timeout 10m $(GOTESTFLAGS) ./...
-	@echo "left out: race detector, linters and the build without cgo (make check), fuzzing (make fuzz), a GPU backend (make test-vulkan), the official clients (make test-sdk), payments on a local chain (make test-settle), load (make test-load), NATs and relays (make test-net), benchmarks (make bench)"
+	@echo "left out: race detector, linters and the build without cgo (make check), fuzzing (make fuzz), a GPU backend (make test-vulkan), the official clients (make test-sdk), payments on a local chain (make test-settle, make test-x402, make demo-paid), load (make test-load), NATs and relays (make test-net), benchmarks (make bench)"
 
 check: deps ## format, vet, staticcheck, tidy, build without cgo, tests with the race detector
 	@bad=$$(gofmt -l $(GO_FILES)); [ -z "$$bad" ] || { echo "not formatted (gofmt -w): $$bad"; exit 1; }
