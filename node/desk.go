@@ -67,6 +67,10 @@ func (n *Node) openDesk(ctx context.Context, t *token, identity p2p.Identity) (*
 		return nil, err
 	}
 	s := &settling{drawn: newDrawn(n.exchange.table, func(of settle.Node) (settle.Wallet, error) {
+		bonded, err := books.Balance(settle.Account{Kind: settle.Bonded, ID: of})
+		if err != nil || bonded == 0 {
+			return settle.Wallet{}, err
+		}
 		l, err := books.Linked(of)
 		return l.Wallet, err
 	})}

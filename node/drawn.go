@@ -25,7 +25,7 @@ func (d *dispatchPart) drawFor(ctx context.Context, paid pay.Paid) {
 // drawn says, to who settles on this node, from how many independent replicas work was drawn.
 type drawn struct {
 	table  *market.Table
-	wallet func(settle.Node) (settle.Wallet, error) // that has a node's pay; zero: none
+	wallet func(settle.Node) (settle.Wallet, error) // that has a node's pay and something to lose; zero: none
 	owners atomic.Pointer[map[string]settle.Wallet] // by peer; wallets of those that have one
 }
 
@@ -78,22 +78,25 @@ func (d *drawn) Among(model string, _ settle.Hash, node settle.Node) int {
 		return 0
 	}
 	owners := *d.owners.Load()
-	return among(d.table.Holders(id, time.Now()), node, func(peer string) string {
-		if w, ok := owners[peer]; ok {
-			return string(w[:])
-		}
-		return peer
+	return among(d.table.Holders(id, time.Now()), node, func(peer string) (string, bool) {
+		w, ok := owners[peer]
+		return string(w[:]), ok
 	})
 }
 
 // among says from how many independent replicas what a node computes of a model is drawn, as they
 // announce themselves: the fewest, over the experts that it serves, of holders with different
-// owners. It is 0 for who runs the model for clients, since that one chooses by itself, and for
-// who serves no experts: a ring's stages are chosen by their speed.
-func among(holders []market.Holder, node settle.Node, owner func(peer string) string) int {
+// owners. Holders without one, who lose nothing by what they announce, do not count. It is 0
+// for who has no owner, for who runs the model for clients, since that one chooses by itself,
+// and for who serves no experts: a ring's stages are chosen by their speed.
+func among(holders []market.Holder, node settle.Node, owner func(peer string) (string, bool)) int {
 	var all []place.Holder
 	var its []place.Block
 	for _, h := range holders {
+		whose, ok := owner(h.Peer)
+		if !ok {
+			continue
+		}
 		blocks := servedBlocks(h.News.Holdings)
 		if k, err := meter.NodeOf(h.Peer); err == nil && k == node {
 			if h.News.Backbone || h.News.Service.Slots > 0 {
@@ -101,7 +104,7 @@ func among(holders []market.Holder, node settle.Node, owner func(peer string) st
 			}
 			its = blocks
 		}
-		all = append(all, place.Holder{Owner: owner(h.Peer), Blocks: blocks})
+		all = append(all, place.Holder{Owner: whose, Blocks: blocks})
 	}
 	if len(its) == 0 {
 		return 0

@@ -87,10 +87,12 @@ func TestDrawnCountsWallets(t *testing.T) {
 			}
 		}
 	}
+	count(0) // nobody has anything to lose
+	for i, n := range nodes {
+		wallets[n] = settle.Wallet{byte(i + 1)}
+	}
 	count(3)
-	wallets[nodes[0]] = settle.Wallet{1}
-	count(3)
-	wallets[nodes[2]] = settle.Wallet{1}
+	wallets[nodes[2]] = wallets[nodes[0]]
 	count(2)
 	if got := d.Among("nonsense", settle.Hash{}, nodes[0]); got != 0 {
 		t.Errorf("of no model: %d", got)
@@ -106,7 +108,7 @@ var errClosedBooks = errors.New("the books are closed")
 func TestAmong(t *testing.T) {
 	peers := map[string]string{}
 	var first settle.Node
-	for _, name := range []string{"a1", "b1", "b2", "c1"} {
+	for _, name := range []string{"a1", "b1", "b2", "c1", "x1"} {
 		id, err := p2p.NewIdentity()
 		if err != nil {
 			t.Fatal(err)
@@ -118,13 +120,13 @@ func TestAmong(t *testing.T) {
 			}
 		}
 	}
-	owner := func(peer string) string {
+	owner := func(peer string) (string, bool) {
 		for name, id := range peers {
 			if id == peer {
-				return name[:1]
+				return name[:1], name[:1] != "x"
 			}
 		}
-		return peer
+		return "", false
 	}
 	serves := func(peer string, state market.State, from, to int) market.Holder {
 		return market.Holder{Peer: peers[peer], News: &market.ModelNews{Holdings: []market.Holding{{
@@ -146,6 +148,7 @@ func TestAmong(t *testing.T) {
 		{"alone", []market.Holder{a}, 1},
 		{"three", []market.Holder{a, b, c}, 3},
 		{"two of one owner", []market.Holder{a, b, serves("b2", market.Serving, 0, 64)}, 2},
+		{"one is nobody's", []market.Holder{a, b, serves("x1", market.Serving, 0, 64)}, 2},
 		{"one is leaving", []market.Holder{a, b, serves("c1", market.Leaving, 0, 64)}, 2},
 		{"one has not loaded yet", []market.Holder{a, b, serves("c1", market.Loading, 0, 64)}, 2},
 		{"one holds less", []market.Holder{a, b, serves("c1", market.Serving, 1, 64)}, 2},

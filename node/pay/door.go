@@ -54,9 +54,9 @@ type Config struct {
 
 // Limits.
 const (
-	maxOpen   = 512         // paid requests that are not reported yet; more get 503
-	maxUnpaid = 120         // quotes that an address leaves unpaid in unpaidFor
-	unpaidFor = time.Minute // after which they are forgotten
+	maxOpen   = 512             // paid requests that are not reported yet; more get 503
+	maxUnpaid = 32              // quotes that an address leaves unpaid in unpaidFor
+	unpaidFor = 2 * time.Minute // that a quote is open; the settlement lets a node have 256
 	// maxAddresses is how many addresses are told apart.
 	maxAddresses = 4096
 	termsFor     = time.Minute // that terms are good for: what is used of them never changes

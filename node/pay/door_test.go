@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 	"time"
+	"unicode/utf8"
 
 	"kvasird/node/cashier"
 	"kvasird/settle"
@@ -279,6 +280,16 @@ func TestSettlementFails(t *testing.T) {
 	}
 }
 
+// A reason is cut between characters, or the settlement could not read the report.
+func TestLongReason(t *testing.T) {
+	s := newShop(t, words{})
+	d := s.door
+	end, err := d.evidence(t.Context(), ended{failed: errors.New("a" + strings.Repeat("é", maxReason))})
+	if err != nil || !utf8.ValidString(end.Failed) || len(end.Failed) != maxReason-1 {
+		t.Errorf("%d bytes, valid: %v, %v", len(end.Failed), utf8.ValidString(end.Failed), err)
+	}
+}
+
 // Who asks for quotes and pays none has to wait, and nobody else does.
 func TestUnpaidQuotesBounded(t *testing.T) {
 	s := newShop(t, words{})
@@ -286,7 +297,7 @@ func TestUnpaidQuotesBounded(t *testing.T) {
 		s.post(body).is(t, "a quote", 402, "payment_required")
 	}
 	a := s.post(body)
-	if a.is(t, "one too many", 429, "too_many_quotes"); a.header.Get("Retry-After") != "60" {
+	if a.is(t, "one too many", 429, "too_many_quotes"); a.header.Get("Retry-After") != "120" {
 		t.Errorf("Retry-After %q", a.header.Get("Retry-After"))
 	}
 	s.booth.advance(unpaidFor)

@@ -3,6 +3,7 @@ package pay
 import (
 	"context"
 	"errors"
+	"strings"
 	"sync"
 	"time"
 
@@ -106,7 +107,7 @@ func (d *Door) evidence(ctx context.Context, e ended) (cashier.Ended, error) {
 	end := cashier.Ended{ID: e.quote.ID, Tokens: min(e.tokens, e.quote.PromptTokens+e.quote.AnswerTokens)}
 	if e.failed != nil {
 		end.Failed = e.failed.Error()
-		end.Failed = end.Failed[:min(len(end.Failed), maxReason)]
+		end.Failed = strings.ToValidUTF8(end.Failed[:min(len(end.Failed), maxReason)], "") // a cut may part a character
 	}
 	if d.cfg.Meter != nil && e.computed > end.Tokens {
 		d.cfg.Meter.Draw(e.quote.Model, e.computed-end.Tokens) // which pays no other request
