@@ -210,20 +210,22 @@ func TestDoorCrowded(t *testing.T) {
 		"waiting for the chain":  {64, 64, frameOf(uint8(opPayX402), 0, 0, encodeCall(Partial{ID: settle.QuoteID{1}, Transaction: []byte{1}}))},
 		"waiting for a transfer": {64, 64, frameOf(uint8(opDeposit), 0, 0, encodeCall(Deposit{Owner: keyOf("owner"), Amount: 1}))},
 	} {
-		synctest.Test(t, func(t *testing.T) {
-			e := &echo{wait: make(chan struct{})}
-			d := newDoorTo(t, e, 0)
-			d.crowd(t, tt.peers, tt.streams, tt.sent)
-			synctest.Wait()
-			if d.taken == [stages]int{} {
-				t.Fatalf("%s: nothing is taken", name)
-			}
-			free := newDoorTo(t, &echo{}, 0)
-			d.cfg.As = free.cfg.As
-			if _, err := d.remote.Terms(t.Context()); err != nil {
-				t.Errorf("%s: %v, with %v taken", name, err, d.taken)
-			}
-			close(e.wait)
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				e := &echo{wait: make(chan struct{})}
+				d := newDoorTo(t, e, 0)
+				d.crowd(t, tt.peers, tt.streams, tt.sent)
+				synctest.Wait()
+				if d.taken == [stages]int{} {
+					t.Fatal("nothing is taken")
+				}
+				free := newDoorTo(t, &echo{}, 0)
+				d.cfg.As = free.cfg.As
+				if _, err := d.remote.Terms(t.Context()); err != nil {
+					t.Errorf("%v, with %v taken", err, d.taken)
+				}
+				close(e.wait)
+			})
 		})
 	}
 }
