@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"kvasird/node/kv"
 	"kvasird/settle"
@@ -12,6 +13,9 @@ import (
 
 // newestPayouts is how many payouts a Ledger lists.
 const newestPayouts = 16
+
+// resolveFor is how long one Tick asks the chain about payouts, at most.
+const resolveFor = 30 * time.Second
 
 func refusal(code Code, field, format string, args ...any) *Refusal {
 	return &Refusal{Code: code, Field: field, Text: fmt.Sprintf(format, args...)}
@@ -75,6 +79,8 @@ func (t *Teller) Claim(ctx context.Context, m Move) (Payout, error) {
 	switch {
 	case errors.Is(err, settle.ErrFunds):
 		return Payout{}, refusal(CodeFunds, "amount", "%v", err)
+	case errors.Is(err, ErrUnderWay):
+		return Payout{}, &Refusal{Code: CodeBusy, Text: err.Error(), Retry: askAgain}
 	case errors.Is(err, ErrOtherClaim):
 		return Payout{}, refusal(CodeBad, "id", "%v", err)
 	case errors.Is(err, solana.ErrPayout):
@@ -88,7 +94,7 @@ func (t *Teller) Claim(ctx context.Context, m Move) (Payout, error) {
 
 // Withdraw pays an amount of the treasury to a wallet, once for an id. It is for who runs
 // this machine, and so no part of Service. Errors: ErrNothing, ErrOtherClaim,
-// settle.ErrFunds, and why none can be signed now.
+// ErrUnderWay, settle.ErrFunds, and why none can be signed now.
 func (d *Desk) Withdraw(ctx context.Context, id settle.Hash, to settle.Wallet, amount settle.Amount) (Payout, error) {
 	return d.cfg.Books.Withdraw(ctx, d.cfg.Vault, idOf("withdraw", d.node, id), to, amount)
 }
@@ -167,11 +173,14 @@ func (p page) list(o Payout) error {
 
 // Mature does what time brings: pay whose audits are over and stakes that have left are
 // the wallets', the emission reserve begins or is lowered, and every payout that is open
-// is asked about. It is called at the start and from time to time.
+// is asked about, as far as there is time for. It is called at the start and from time to
+// time.
 func (d *Desk) Mature(ctx context.Context) error {
 	_, p := d.current()
 	_, err := d.cfg.Books.Mature()
 	err = errors.Join(err, d.cfg.Books.KeepReserve(settle.Amount(p.EmissionTotal)))
+	ctx, cancel := context.WithTimeout(ctx, resolveFor)
+	defer cancel()
 	_, open := d.cfg.Books.Resolve(ctx, d.cfg.Vault)
 	return errors.Join(err, open)
 }

@@ -254,7 +254,7 @@ func TestClaims(t *testing.T) {
 				paid.Add(1)
 			} else {
 				poor.Add(1)
-				refused(t, "one of many", err, CodeFunds, "amount")
+				refused(t, "one of many", err, CodeBusy, "")
 			}
 		})
 	}
@@ -289,11 +289,15 @@ func TestClaimAgain(t *testing.T) {
 	if again := must[Payout](t)(b.As(n).Claim(t.Context(), Move{hashOf(1), 2000})); again.ID != first.ID || again.Signed.Signature != first.Signed.Signature {
 		t.Errorf("the same claim is paid by %s and %s", first.Signed.Signature, again.Signed.Signature)
 	}
+	_, busy := b.As(keyOf("b")).Claim(t.Context(), Move{hashOf(1), 2000})
+	refused(t, "one more of the wallet", busy, CodeBusy, "")
+	b.w.resolve(t, b.cfg.Books, b.cfg.Vault)
 	if other := must[Payout](t)(b.As(keyOf("b")).Claim(t.Context(), Move{hashOf(1), 2000})); other.ID == first.ID {
 		t.Error("two nodes share an id")
 	}
 	_, err := b.As(n).Claim(t.Context(), Move{hashOf(1), 2001})
 	refused(t, "another amount", err, CodeBad, "id")
+	b.w.resolve(t, b.cfg.Books, b.cfg.Vault)
 	b.w.Fault(settletest.Fault{HTTP: &settletest.HTTPFault{Status: 503}})
 	_, err = b.As(n).Claim(t.Context(), Move{hashOf(2), 1000})
 	refused(t, "no chain", err, CodeNotYet, "")
@@ -323,9 +327,9 @@ func TestWithdraw(t *testing.T) {
 	var all sync.WaitGroup
 	for i := range 20 {
 		all.Go(func() {
-			if _, err := b.Withdraw(ctx, hashOf(i), boss.Key, has/2+1); err == nil {
+			if _, err := b.Withdraw(ctx, hashOf(i), boss.Key, has/3); err == nil {
 				begun.Add(1)
-			} else if !errors.Is(err, settle.ErrFunds) {
+			} else if !errors.Is(err, ErrUnderWay) {
 				t.Error(err)
 			}
 		})
@@ -335,9 +339,9 @@ func TestWithdraw(t *testing.T) {
 		t.Errorf("%d withdrawals began", begun.Load())
 	}
 	b.w.resolve(t, b.cfg.Books, b.cfg.Vault)
-	b.has(settle.Treasury, settle.Key{}, has-has/2-1)
-	b.has(settle.PaidOut, settle.Key{}, has/2+1)
-	if got := b.w.has(boss.Key); got != has/2+1 {
+	b.has(settle.Treasury, settle.Key{}, has-has/3)
+	b.has(settle.PaidOut, settle.Key{}, has/3)
+	if got := b.w.has(boss.Key); got != has/3 {
 		t.Errorf("%d arrived", got)
 	}
 	b.w.Fault(settletest.Fault{Path: "/a", Method: "sendTransaction", HTTP: &settletest.HTTPFault{Status: 503}})
@@ -352,6 +356,21 @@ func TestWithdraw(t *testing.T) {
 	if p, _, err := b.cfg.Books.Payout(p.ID); err != nil || p.Outcome != solana.Expired {
 		t.Errorf("it is %s, %v", p.Outcome, err)
 	}
-	b.has(settle.Treasury, settle.Key{}, has-has/2-1)
+	b.has(settle.Treasury, settle.Key{}, has-has/3)
 	b.cfg.Books.verified(t)
+}
+
+// TestMatureInTime: payouts have so long in a Tick, whatever the chain does.
+func TestMatureInTime(t *testing.T) {
+	b := newBranch(t, 9000)
+	alice, n := b.wallet("alice", 0), keyOf("a")
+	deposit(t, b.cfg.Books, alice.Key, 9000)
+	b.link(n, alice)
+	must[Payout](t)(b.As(n).Claim(t.Context(), Move{hashOf(1), 2000}))
+	v := &slowVault{Vault: b.cfg.Vault, stop: func() {}}
+	b.cfg.Vault = v
+	must[int](t)(0, b.Mature(t.Context()))
+	if len(v.asked) != 1 || v.had <= 0 || v.had > resolveFor {
+		t.Errorf("asked %d times, with %v to answer, at most %v", len(v.asked), v.had, resolveFor)
+	}
 }

@@ -46,6 +46,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"sync/atomic"
 	"time"
 
 	"github.com/fxamacker/cbor/v2"
@@ -58,6 +59,8 @@ import (
 type Books struct {
 	store *kv.Store
 	now   func() time.Time
+
+	resolved atomic.Pointer[settle.Hash] // the payout that Resolve asked about last
 }
 
 // ErrBooks says that the books do not agree with themselves.
@@ -72,7 +75,7 @@ func Open(dir string, log *slog.Logger, now func() time.Time) (*Books, error) {
 	if err != nil {
 		return nil, fmt.Errorf("the books: %w", err)
 	}
-	return &Books{store, now}, nil
+	return &Books{store: store, now: now}, nil
 }
 
 // Close waits for what is being written.

@@ -21,15 +21,43 @@ const (
 	// callTime is how long a call may take. A payment is final after about 13 s.
 	callTime = 90 * time.Second
 
-	// Calls of one peer: so many a second for long, so many at once after a pause, so
-	// many that run. A request takes four.
+	// Calls of one peer: so many a second for long, so many at once after a pause. A
+	// request takes four.
 	callRate  = 100
 	callBurst = 400
-	runsEach  = 32
-	runsAll   = 128
 	// maxCallers bounds the peers that are remembered for their rate.
 	maxCallers = 4096
 )
+
+// stage is what a call is at. Each has places of its own, so that who asks slowly, or
+// waits for the chain, is in nobody's way.
+type stage uint8
+
+// The stages. What runs does not wait for anybody but the disk.
+const (
+	reads stage = iota
+	runs
+	waits // runs, and waits for the chain
+	stages
+)
+
+// places are how many calls may be at a stage: of one peer, and of all.
+var places = [stages]struct{ each, all int }{reads: {16, 1024}, runs: {32, 128}, waits: {64, 256}}
+
+// share is how many of a peer may be at a stage where so many are: of what is free a
+// quarter, so that it takes many peers to fill it.
+func (s stage) share(taken int) int {
+	return min(places[s].each, (places[s].all-taken)/4+1)
+}
+
+// stageOf is where a call runs.
+func stageOf(o op) stage {
+	switch o {
+	case opPay, opPayX402, opDeposit, opClaim:
+		return waits
+	}
+	return runs
+}
 
 // Conn is a stream between two nodes. Close ends both directions and may be called at any
 // time, and again.
@@ -54,13 +82,13 @@ type Door struct {
 
 	mu      sync.Mutex // guards what follows
 	closing bool
-	runs    int
+	taken   [stages]int
 	callers map[peer.ID]*caller
 }
 
-// caller is how often a peer called.
+// caller is how often a peer called, and where its calls are.
 type caller struct {
-	runs   int
+	taken  [stages]int
 	calls  float64 // that it may still make now
 	filled time.Time
 }
@@ -88,8 +116,9 @@ func (d *Door) Close(ctx context.Context) {
 	d.running.Wait()
 }
 
-// enter counts a call, or refuses it.
-func (d *Door) enter(id peer.ID) error {
+// enter takes a place for a call at a stage, or refuses it. Each call is read first, and
+// counted then.
+func (d *Door) enter(id peer.ID, at stage) error {
 	busy := func(text string) error { return &Refusal{Code: CodeBusy, Text: text, Retry: 1} }
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -98,16 +127,18 @@ func (d *Door) enter(id peer.ID) error {
 	switch {
 	case d.closing:
 		return busy("the settlement is stopping: ask again")
-	case c == nil || d.runs >= runsAll:
+	case c == nil || d.taken[at] >= places[at].all:
 		return busy("the settlement is busy: ask again")
-	case c.runs >= runsEach:
+	case c.taken[at] >= at.share(d.taken[at]):
 		return busy("too many calls of this node run already: wait for one to end")
-	case c.calls < 1:
+	case at == reads && c.calls < 1:
 		return busy("this node calls too often: wait a second")
 	}
-	c.calls--
-	c.runs++
-	d.runs++
+	if at == reads {
+		c.calls--
+	}
+	c.taken[at]++
+	d.taken[at]++
 	d.running.Add(1)
 	return nil
 }
@@ -137,17 +168,17 @@ func (c *caller) fill(now time.Time) {
 // forgetLocked drops the callers of whom nothing is to be known.
 func (d *Door) forgetLocked(now time.Time) {
 	for id, c := range d.callers {
-		if c.fill(now); c.runs == 0 && c.calls == callBurst {
+		if c.fill(now); c.taken == [stages]int{} && c.calls == callBurst {
 			delete(d.callers, id)
 		}
 	}
 }
 
-func (d *Door) leave(id peer.ID) {
+func (d *Door) leave(id peer.ID, at stage) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.runs--
-	d.callers[id].runs--
+	d.taken[at]--
+	d.callers[id].taken[at]--
 	d.running.Done()
 }
 
@@ -157,10 +188,11 @@ func (d *Door) Serve(id peer.ID, c Conn) error {
 	var watching sync.WaitGroup
 	defer watching.Wait()
 	defer c.Close()
-	answer, err := any(nil), d.enter(id)
+	var answer any
+	f, at, err := d.read(id, c)
 	if err == nil {
-		defer d.leave(id)
-		answer, err = d.call(id, c, &watching)
+		defer d.leave(id, at)
+		answer, err = d.call(id, c, f, &watching)
 	}
 	if errors.Is(err, errGone) {
 		return nil
@@ -180,21 +212,31 @@ func (d *Door) Serve(id peer.ID, c Conn) error {
 // errGone says that the caller has left, or never asked.
 var errGone = errors.New("the caller left")
 
-// call reads what is asked and has it done.
-func (d *Door) call(id peer.ID, c Conn, watching *sync.WaitGroup) (any, error) {
+// read reads what is asked, and takes a place at the stage where that runs.
+func (d *Door) read(id peer.ID, c Conn) (f p2p.Frame, at stage, err error) {
+	if err := d.enter(id, reads); err != nil {
+		return f, 0, err
+	}
+	defer d.leave(id, reads)
+	if c.SetReadDeadline(time.Now().Add(readTime)) != nil {
+		return f, 0, errGone
+	}
+	f, err = p2p.NewFrameReader(c, maxEnd).Next()
+	switch {
+	case errors.Is(err, p2p.ErrFrame), errors.Is(err, p2p.ErrFrameTooLarge):
+		return f, 0, &protocolError{err.Error()}
+	case err != nil:
+		return f, 0, errGone
+	}
+	at = stageOf(op(f.Type))
+	return f, at, d.enter(id, at)
+}
+
+// call has done what is asked.
+func (d *Door) call(id peer.ID, c Conn, f p2p.Frame, watching *sync.WaitGroup) (any, error) {
 	node, err := p2p.KeyOf(id)
 	if err != nil {
 		return nil, &Refusal{Code: CodeRights, Text: err.Error()}
-	}
-	if err := c.SetReadDeadline(time.Now().Add(readTime)); err != nil {
-		return nil, errGone
-	}
-	f, err := p2p.NewFrameReader(c, maxEnd).Next()
-	switch {
-	case errors.Is(err, p2p.ErrFrame), errors.Is(err, p2p.ErrFrameTooLarge):
-		return nil, &protocolError{err.Error()}
-	case err != nil:
-		return nil, errGone
 	}
 	handle, err := readCall(f)
 	if err != nil {

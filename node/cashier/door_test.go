@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"net"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -91,8 +92,8 @@ func TestDoorReadsSoLong(t *testing.T) {
 			if _, err := io.ReadAll(c); err != nil || time.Since(began) != readTime {
 				t.Errorf("%s: %v after %v", name, err, time.Since(began))
 			}
-			if d.runs != 0 || len(d.breaches) > 0 {
-				t.Errorf("%s: %d run, breaches %v", name, d.runs, d.breaches)
+			if d.taken != [stages]int{} || len(d.breaches) > 0 {
+				t.Errorf("%s: %v are taken, breaches %v", name, d.taken, d.breaches)
 			}
 		})
 	}
@@ -104,12 +105,12 @@ func TestDoorLimits(t *testing.T) {
 		d := newDoorTo(t, &echo{}, 0)
 		count := func() (ok, busy int) {
 			for range callBurst + 50 {
-				err := d.enter(d.id)
+				err := d.enter(d.id, reads)
 				var r *Refusal
 				switch {
 				case err == nil:
 					ok++
-					d.leave(d.id)
+					d.leave(d.id, reads)
 				case errors.As(err, &r) && r.Code == CodeBusy && r.Retry > 0:
 					busy++
 				default:
@@ -126,40 +127,106 @@ func TestDoorLimits(t *testing.T) {
 			t.Errorf("%d after a second", ok)
 		}
 		for range maxCallers - 1 {
-			if err := d.enter(testPeer(t)); err != nil {
-				break // all that may run
+			if err := d.enter(testPeer(t), reads); err != nil {
+				break // all that may be read
 			}
 		}
-		if d.runs != runsAll {
-			t.Errorf("%d run, at most %d", d.runs, runsAll)
+		if d.taken[reads] != places[reads].all {
+			t.Errorf("%d are read, at most %d", d.taken[reads], places[reads].all)
 		}
 		for id, c := range d.callers {
-			for c.runs > 0 {
-				d.leave(id)
+			for c.taken[reads] > 0 {
+				d.leave(id, reads)
 			}
 		}
 		for len(d.callers) < maxCallers {
 			d.callers[testPeer(t)] = &caller{calls: callBurst, filled: time.Now()}
 		}
 		time.Sleep(callBurst * time.Second)
-		if err := d.enter(testPeer(t)); err != nil || len(d.callers) != 1 {
+		if err := d.enter(testPeer(t), reads); err != nil || len(d.callers) != 1 {
 			t.Errorf("%v, %d callers are kept", err, len(d.callers))
 		}
 	})
 }
 
-func TestDoorLimitsRuns(t *testing.T) {
-	d := newDoorTo(t, &echo{}, 0)
-	for range runsEach {
-		if err := d.enter(d.id); err != nil {
-			t.Fatal(err)
+// A peer has a share of what is free at each stage, and nothing where nothing is.
+func TestDoorShares(t *testing.T) {
+	for at := range stages {
+		d := newDoorTo(t, &echo{}, 0)
+		fill := func(id peer.ID) (n int) {
+			for {
+				err := d.enter(id, at)
+				if err != nil {
+					if !strings.Contains(err.Error(), "run already") && !strings.Contains(err.Error(), "settlement is busy") {
+						t.Fatal(err)
+					}
+					return n
+				}
+				n++
+			}
+		}
+		first, most := fill(d.id), places[at]
+		if first < most.each/2 || first > most.each {
+			t.Errorf("stage %d: one peer takes %d of %d", at, first, most.each)
+		}
+		peers, last := 1, first
+		for ; d.taken[at] < most.all; peers++ {
+			if n := fill(testPeer(t)); n > last || n == 0 {
+				t.Fatalf("stage %d: peer %d takes %d, the one before %d", at, peers, n, last)
+			} else {
+				last = n
+			}
+		}
+		if peers < 16 || fill(testPeer(t)) > 0 || d.taken[at] != most.all {
+			t.Errorf("stage %d: %d peers take %d, at most %d", at, peers, d.taken[at], most.all)
 		}
 	}
-	if err := d.enter(d.id); err == nil || !strings.Contains(err.Error(), "run already") {
-		t.Errorf("%v", err)
+}
+
+// crowd opens so many streams of each of so many peers; the end of the test closes them.
+func (d *doorTo) crowd(t *testing.T, peers, streams int, sent []byte) {
+	t.Helper()
+	for range peers {
+		id := testPeer(t)
+		for range streams {
+			here, there := net.Pipe()
+			t.Cleanup(func() { here.Close() })
+			d.serving.Go(func() { d.Serve(id, there) })
+			go here.Write(sent)
+		}
 	}
-	if err := d.enter(testPeer(t)); err != nil {
-		t.Errorf("another peer: %v", err)
+}
+
+// Neither who says nothing, nor whose calls take long, nor who waits for the chain keeps
+// others from being answered.
+func TestDoorCrowded(t *testing.T) {
+	for name, tt := range map[string]struct {
+		peers, streams int
+		sent           []byte
+	}{
+		"silent":                 {8, 64, nil},
+		"half a call":            {8, 64, frameOf(uint8(opClaim), 0, 0, make([]byte, 100))[:50]},
+		"long calls":             {8, 64, frameOf(uint8(opLedger), 0, 0, encodeCall(keyOf("owner")))},
+		"waiting for the chain":  {64, 64, frameOf(uint8(opPayX402), 0, 0, encodeCall(Partial{ID: settle.QuoteID{1}, Transaction: []byte{1}}))},
+		"waiting for a transfer": {64, 64, frameOf(uint8(opDeposit), 0, 0, encodeCall(Deposit{Owner: keyOf("owner"), Amount: 1}))},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				e := &echo{wait: make(chan struct{})}
+				d := newDoorTo(t, e, 0)
+				d.crowd(t, tt.peers, tt.streams, tt.sent)
+				synctest.Wait()
+				if d.taken == [stages]int{} {
+					t.Fatal("nothing is taken")
+				}
+				free := newDoorTo(t, &echo{}, 0)
+				d.cfg.As = free.cfg.As
+				if _, err := d.remote.Terms(t.Context()); err != nil {
+					t.Errorf("%v, with %v taken", err, d.taken)
+				}
+				close(e.wait)
+			})
+		})
 	}
 }
 

@@ -1,9 +1,12 @@
 package cashier
 
 import (
+	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"kvasird/node/kv"
 	"kvasird/settle"
@@ -31,6 +34,7 @@ type Payout struct {
 var (
 	ErrOtherClaim = errors.New("the id is of another claim")
 	ErrNothing    = errors.New("a claim of nothing")
+	ErrUnderWay   = errors.New("a payout is under way: claim again when it has ended")
 )
 
 const payoutMemo = "kvp1:"
@@ -44,8 +48,8 @@ func openKey(id settle.Hash) []byte { return append([]byte{'o'}, id[:]...) }
 
 // Claim pays an amount of a wallet's balance to that wallet, by a transaction that is
 // written down before it is sent. It does not wait for the chain: Resolve does. The same
-// claim again is the same payout. Errors: ErrOtherClaim, ErrNothing, settle.ErrFunds, and
-// why none can be signed now.
+// claim again is the same payout. Errors: ErrOtherClaim, ErrNothing, ErrUnderWay,
+// settle.ErrFunds, and why none can be signed now.
 func (b *Books) Claim(ctx context.Context, v Vault, id settle.Hash, owner settle.Wallet, amount settle.Amount) (Payout, error) {
 	return b.payOut(ctx, v, Payout{ID: id, Owner: owner, Amount: amount})
 }
@@ -85,32 +89,33 @@ func (b *Books) payOut(ctx context.Context, v Vault, want Payout) (Payout, error
 	return kept, nil
 }
 
-// covers refuses a payout that is more than there is. What leaves the treasury is taken
-// from it when it has left, so what is under way does not count. Error: settle.ErrFunds.
+// covers refuses a payout that is more than there is, and a second one of an owner, or of
+// the treasury, at a time: so many may be open as there are owners. Errors: ErrUnderWay,
+// settle.ErrFunds.
 func (p page) covers(o Payout) error {
 	from := settle.Account{Kind: settle.Balance, ID: o.Owner}
 	if o.Treasury {
 		from = settle.Account{Kind: settle.Treasury}
 	}
+	if open, err := p.underWay(o); err != nil || open {
+		return cmp.Or(err, ErrUnderWay)
+	}
 	has, err := p.Balance(from)
-	if err != nil {
-		return err
+	if err == nil && has < o.Amount {
+		err = fmt.Errorf("%w: %s has %d, %d is claimed", settle.ErrFunds, from, has, o.Amount)
 	}
-	if o.Treasury {
-		open, err := p.open()
-		if err != nil {
-			return err
-		}
-		for _, other := range open {
-			if other.Treasury {
-				has -= min(has, other.Amount)
-			}
-		}
+	return err
+}
+
+// underWay says whether whoever pays o has a payout that is open. What leaves the treasury
+// is taken from it only when it has left.
+func (p page) underWay(o Payout) (bool, error) {
+	if !o.Treasury {
+		leaving, err := p.Balance(settle.Account{Kind: settle.Leaving, ID: o.Owner})
+		return leaving > 0, err
 	}
-	if has < o.Amount {
-		return fmt.Errorf("%w: %s has %d, %d is claimed", settle.ErrFunds, from, has, o.Amount)
-	}
-	return nil
+	open, err := p.open()
+	return slices.ContainsFunc(open, func(o Payout) bool { return o.Treasury }), err
 }
 
 // open are the payouts that nobody knows the outcome of.
@@ -143,9 +148,7 @@ func (b *Books) intend(want Payout) (kept Payout, mine bool, err error) {
 		if err != nil || ok {
 			return errors.Join(err, want.same(kept, ok))
 		}
-		if want.Treasury {
-			err = p.covers(want)
-		} else {
+		if err = p.covers(want); err == nil && !want.Treasury {
 			err = p.move(settle.ActPayout, want, settle.Balance, settle.Leaving, b.seconds())
 		}
 		if err != nil {
@@ -180,10 +183,11 @@ func (b *Books) Payout(id settle.Hash) (p Payout, ok bool, err error) {
 	return p, ok, err
 }
 
-// Resolve asks the chain about every open payout: what landed is paid, what failed or
-// expired is the owner's balance, or the treasury's, again, and the rest is sent once more. It returns how
-// many stay open, and what kept it from asking about some. It is called at the start
-// and from time to time.
+// Resolve asks the chain about open payouts until ctx ends: what landed is paid, what
+// failed or expired is the owner's balance, or the treasury's, again, and the rest is sent
+// once more. It returns how many stay open, and what kept it from asking about some. It is
+// called at the start and from time to time, and goes on behind the one that it asked
+// about last, so that none waits for ever.
 func (b *Books) Resolve(ctx context.Context, v Vault) (open int, err error) {
 	var all []Payout
 	err = b.store.View(func(tx *kv.Tx) (err error) {
@@ -193,8 +197,17 @@ func (b *Books) Resolve(ctx context.Context, v Vault) (open int, err error) {
 	if err != nil {
 		return 0, err
 	}
+	last := b.resolved.Load()
+	from := slices.IndexFunc(all, func(p Payout) bool { return last != nil && bytes.Compare(p.ID[:], last[:]) > 0 })
+	if from > 0 {
+		all = slices.Concat(all[from:], all[:from])
+	}
 	var errs []error
-	for _, p := range all {
+	for i, p := range all {
+		if ctx.Err() != nil {
+			return open + len(all) - i, errors.Join(append(errs, fmt.Errorf("%d payouts were not asked about: %w", len(all)-i, ctx.Err()))...)
+		}
+		b.resolved.Store(&p.ID)
 		o, err := v.Resolve(ctx, p.Signed)
 		cut("resolved")
 		switch {

@@ -113,7 +113,8 @@ func TestClaimPays(t *testing.T) {
 	}
 }
 
-// TestClaimsAtOnce: of many claims of one balance as many are paid as it has money for.
+// TestClaimsAtOnce: of many claims of one balance one is paid at a time, and none beyond
+// what it has.
 func TestClaimsAtOnce(t *testing.T) {
 	w, b := newBank(t, 10_000), newBooks(t)
 	v, alice := w.client(t), settletest.NewWallet("alice").Key
@@ -122,30 +123,82 @@ func TestClaimsAtOnce(t *testing.T) {
 	var all sync.WaitGroup
 	for i := range 100 {
 		all.Go(func() {
-			switch _, err := b.Claim(t.Context(), v, hashOf("claim", i), alice, 300); {
+			switch _, err := b.Claim(t.Context(), v, hashOf("claim", i), alice, 50); {
 			case err == nil:
 				paid.Add(1)
-			case errors.Is(err, settle.ErrFunds):
+			case errors.Is(err, ErrUnderWay):
 				refused.Add(1)
 			default:
 				t.Error(err)
 			}
 		})
 	}
+	all.Wait()
+	w.resolve(t, b, v)
+	if paid.Load() != 1 || refused.Load() != 99 || w.has(alice) != 50 {
+		t.Errorf("%d paid, %d refused, %d arrived, want 1, 99, 50", paid.Load(), refused.Load(), w.has(alice))
+	}
 	for range 3 { // and one claim three times
 		all.Go(func() {
-			if _, err := b.Claim(t.Context(), v, hashOf("same"), alice, 50); err != nil {
+			if _, err := b.Claim(t.Context(), v, hashOf("same"), alice, 300); err != nil {
 				t.Error(err)
 			}
 		})
 	}
 	all.Wait()
 	w.resolve(t, b, v)
-	if paid.Load() != 1 || refused.Load() != 99 || w.has(alice) != 350 {
-		t.Errorf("%d paid, %d refused, %d arrived, want 1, 99, 350", paid.Load(), refused.Load(), w.has(alice))
+	if got := w.has(alice); got != 350 {
+		t.Errorf("%d arrived", got)
 	}
 	b.mustHave(t, settle.Balance, alice, 0)
 	b.verified(t)
+}
+
+// slowVault answers about one payout each time it is asked to resolve, and then stops
+// who asks.
+type slowVault struct {
+	Vault
+	stop  context.CancelFunc
+	asked []settle.Signature
+	had   time.Duration // for the last answer
+}
+
+func (v *slowVault) Resolve(ctx context.Context, s solana.Signed) (solana.Outcome, error) {
+	v.asked = append(v.asked, s.Signature)
+	if end, ok := ctx.Deadline(); ok {
+		v.had = time.Until(end)
+	}
+	v.stop()
+	return 0, ctx.Err()
+}
+
+// TestResolveGoesOn: when the time is over, the next call asks about those behind, and
+// then about the first ones again.
+func TestResolveGoesOn(t *testing.T) {
+	w, b := newBank(t, 1000), newBooks(t)
+	client := w.client(t)
+	const owners = 4
+	for i := range owners {
+		owner := settletest.NewWallet(fmt.Sprint("owner ", i)).Key
+		deposit(t, b, owner, 10)
+		must[Payout](t)(b.Claim(t.Context(), client, hashOf("claim", i), owner, 10))
+	}
+	v := &slowVault{Vault: client}
+	for range 2 * owners {
+		ctx, stop := context.WithCancel(t.Context())
+		v.stop = stop
+		if open, err := b.Resolve(ctx, v); open != owners || !errors.Is(err, context.Canceled) {
+			t.Fatalf("%d open, %v", open, err)
+		}
+	}
+	seen := map[settle.Signature]int{}
+	for _, s := range v.asked {
+		seen[s]++
+	}
+	if len(v.asked) != 2*owners || len(seen) != owners {
+		t.Errorf("%d times asked, about %d of %d", len(v.asked), len(seen), owners)
+	}
+	w.resolve(t, b, client)
 }
 
 // TestClaimFails: what the chain will never have is the owner's balance again.

@@ -20,6 +20,10 @@ import (
 // nothing was settled has no record, unless it is the last, or governance changed
 // something with it.
 
+// maxPriced bounds the models that have prices, since nodes announce what they like: all
+// are in the Terms, and each has its records in the books for ever.
+const maxPriced = 256
+
 // price is the record that quotes are by.
 type price struct {
 	record *market.PriceRecord
@@ -86,6 +90,9 @@ func (d *Desk) price(id string) (price, error) {
 	d.pricing.Lock()
 	defer d.pricing.Unlock()
 	chain := d.chains[model]
+	if chain == nil && len(d.chains) >= maxPriced {
+		return price{}, refusal(CodeBusy, "model", "%d models have a price here, which is the limit: no other can be paid for", maxPriced)
+	}
 	if chain == nil {
 		chain = market.NewPriceChain(d.cfg.Network, [32]byte(model), d.node)
 		if err := d.firstPriceLocked(model, chain); err != nil {

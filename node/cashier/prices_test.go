@@ -4,6 +4,7 @@ package cashier
 
 import (
 	"crypto/ed25519"
+	"fmt"
 	"testing"
 
 	"github.com/pquerna/otp/totp"
@@ -151,5 +152,32 @@ func TestEmission(t *testing.T) {
 		if again := reserve(); again != first {
 			t.Errorf("an epoch ended twice: %+v, %+v", again, first)
 		}
+	}
+}
+
+// TestMaxPriced: so many models have prices, however many nodes make up, also after a
+// restart; those that have one keep it.
+func TestMaxPriced(t *testing.T) {
+	s := newShop(t, func(cfg *DeskConfig) {
+		cfg.Models = func(string) (Model, error) { return Model{Name: "m", Parts: shopParts}, nil }
+	})
+	ask := func(i int) error {
+		a := s.ask()
+		a.Model = fmt.Sprintf("%064x", i)
+		_, err := s.As(keyOf(fmt.Sprint("entry ", i%2))).Quote(t.Context(), a)
+		return err
+	}
+	for i := range maxPriced {
+		must[int](t)(0, ask(i))
+	}
+	refused(t, "one more", ask(maxPriced), CodeBusy, "model")
+	must[int](t)(0, ask(0))
+	s.restart()
+	refused(t, "one more after a restart", ask(maxPriced), CodeBusy, "model")
+	must[int](t)(0, ask(maxPriced-1))
+	terms := must[Terms](t)(s.Terms(t.Context()))
+	var back Terms
+	if raw := encodeDone(terms); len(raw) > maxDone || len(terms.Prices) != maxPriced || decodeDone(raw, &back) != nil {
+		t.Errorf("the terms of %d models take %d bytes, or are not read", len(terms.Prices), len(raw))
 	}
 }

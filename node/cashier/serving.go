@@ -88,6 +88,8 @@ func checkEnded(e Ended) error {
 		return refusal(CodeBad, "statements", "reports of %d bytes, at most %d", size, maxReports)
 	case e.Tokens > 0 && len(e.Receipt) == 0:
 		return refusal(CodeBad, "receipt", "%d tokens without a receipt: one of no tokens needs none", e.Tokens)
+	case len(e.Receipt) == 0 && len(e.Statements) > 0:
+		return refusal(CodeBad, "statements", "%d statements without a receipt: nothing can be paid by them", len(e.Statements))
 	case e.Tokens == 0 && e.Failed == "":
 		return refusal(CodeBad, "tokens", "no tokens were delivered, and nothing failed")
 	}
@@ -96,8 +98,9 @@ func checkEnded(e Ended) error {
 
 // credited is the work of a request that is paid.
 type credited struct {
-	work  []settle.Work
-	parts []settle.Part // of its model
+	work       []settle.Work
+	parts      []settle.Part // of its model
+	statements [][]byte      // that work was credited by
 }
 
 // credit joins the reports. Nothing in them says more than both sides signed, nor more
@@ -121,13 +124,9 @@ func (t *Teller) credit(r settle.Request, e Ended) (credited, error) {
 	if e.Tokens == 0 && len(receipt.Work) > 0 {
 		return c, refusal(CodeBad, "receipt", "it has work, and no tokens")
 	}
-	var statements []settle.Report
-	for i, b := range e.Statements {
-		s, err := settle.ParseReport(b)
-		if err != nil {
-			return c, explained("statements", fmt.Errorf("statement %d: %w", i, err))
-		}
-		statements = append(statements, s)
+	statements, err := stated(receipt, e.Statements)
+	if err != nil {
+		return c, err
 	}
 	job := settle.Job{Network: t.cfg.Network, Request: r, Parts: c.parts, Seconds: t.ran(r)}
 	if job.Rates, err = t.rates(r.Quote.Model, receipt.Work); err != nil {
@@ -137,7 +136,49 @@ func (t *Teller) credit(r settle.Request, e Ended) (credited, error) {
 		return c, explained("receipt", err)
 	}
 	c.work, err = job.Credit(receipt, statements)
+	c.statements = proofs(c.work, receipt, statements, e.Statements)
 	return c, explained("receipt", err)
+}
+
+// stated reads the statements of a receipt's workers, of each one at most. Error: a Refusal.
+func stated(receipt settle.Report, raw [][]byte) (all []settle.Report, err error) {
+	missing := map[settle.Node]bool{}
+	for _, w := range receipt.Work {
+		missing[w.Worker] = true
+	}
+	for i, b := range raw {
+		s, err := settle.ParseReport(b)
+		switch {
+		case err != nil:
+			return nil, explained("statements", fmt.Errorf("statement %d: %w", i, err))
+		case s.Role != settle.Statement:
+			return nil, refusal(CodeBad, "statements", "statement %d is a %s", i, s.Role)
+		case !missing[s.Signer]:
+			return nil, refusal(CodeBad, "statements", "statement %d: %s is no worker of the receipt, or has stated already", i, s.Signer)
+		}
+		delete(missing, s.Signer)
+		all = append(all, s)
+	}
+	return all, nil
+}
+
+// proofs are the statements that work was credited by, and that say no more parts than
+// the receipt does, whose size its tokens bound.
+func proofs(work []settle.Work, receipt settle.Report, statements []settle.Report, raw [][]byte) (all [][]byte) {
+	lines := map[settle.Node]int{}
+	for _, w := range receipt.Work {
+		lines[w.Worker] = len(w.Lines)
+	}
+	paid := map[settle.Node]bool{}
+	for _, w := range work {
+		paid[w.Worker] = true
+	}
+	for i, s := range statements {
+		if paid[s.Signer] && len(s.Work[0].Lines) <= lines[s.Signer] {
+			all = append(all, raw[i])
+		}
+	}
+	return all
 }
 
 // ran is for how many seconds a request has been running: its lease was given at the start.
@@ -213,10 +254,25 @@ func bounded(j settle.Job, work []settle.Work) (all []settle.Work, err error) {
 	return all, nil
 }
 
-// kept is what stays of a request that was settled.
+// kept is what stays of a request that was settled: of its reports those by which work
+// was credited, and the hash of all.
 type kept struct {
 	Ended   Ended
+	Reports settle.Hash
 	Settled Settled
+}
+
+func keptOf(e Ended, c credited, s Settled) kept {
+	h := sha256.New()
+	for _, b := range slices.Concat([][]byte{e.Receipt}, e.Statements) {
+		fmt.Fprintf(h, "%d:", len(b))
+		h.Write(b)
+	}
+	e.Statements = c.statements
+	if len(c.work) == 0 {
+		e.Receipt, e.Statements = nil, nil
+	}
+	return kept{e, settle.Hash(h.Sum(nil)), s}
 }
 
 func keptKey(id settle.QuoteID) []byte { return append([]byte{'k'}, id[:]...) }
@@ -329,7 +385,7 @@ func (p page) keep(k keeping, now uint64) error {
 	if fees, err = fees.Add(k.settled.Fee); err != nil {
 		return err
 	}
-	errs := []error{p.save(keptKey(k.ended.ID), kept{k.ended, k.settled}), p.putAmount(feesKey(k.epoch), fees)}
+	errs := []error{p.save(keptKey(k.ended.ID), keptOf(k.ended, k.credited, k.settled)), p.putAmount(feesKey(k.epoch), fees)}
 	if len(k.work) == 0 {
 		return errors.Join(errs...)
 	}

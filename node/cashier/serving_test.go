@@ -23,6 +23,8 @@ func TestEndRefuses(t *testing.T) {
 	s.at.Add(2)
 	refused(t, "ended by another node", end(s.worker.Key, good()), CodeRights, "quote")
 	foreign := settle.Report{Role: settle.Receipt, Network: s.cfg.Network, Request: id, Signer: s.worker.Key, Seq: 1, Tokens: 100, Work: s.work(100)}
+	stranger := settle.Report{Role: settle.Statement, Network: s.cfg.Network, Request: id, Signer: s.alice.Key, Seq: 1,
+		Work: []settle.Work{{Worker: s.alice.Key, Lines: []settle.Line{{Part: 0, Units: 1}}}}}
 	for _, tt := range []struct {
 		name  string
 		e     func() Ended
@@ -36,7 +38,18 @@ func TestEndRefuses(t *testing.T) {
 		{"bytes", func() Ended { e := good(); e.Receipt[20] ^= 1; return e }, "receipt"},
 		{"bytes of a statement", func() Ended { e := good(); e.Statements[0][90] ^= 1; return e }, "statements"},
 		{"a statement as the receipt", func() Ended { e := good(); e.Receipt = e.Statements[0]; return e }, "receipt"},
-		{"the receipt as a statement", func() Ended { e := good(); e.Statements[0] = e.Receipt; return e }, "receipt"},
+		{"the receipt as a statement", func() Ended { e := good(); e.Statements[0] = e.Receipt; return e }, "statements"},
+		{"a stranger's statement", func() Ended {
+			e := good()
+			e.Statements = append(e.Statements, must[[]byte](t)(stranger.Sign(s.alice.Private)))
+			return e
+		}, "statements"},
+		{"a statement twice", func() Ended { e := good(); e.Statements = append(e.Statements, e.Statements[0]); return e }, "statements"},
+		{"statements alone", func() Ended {
+			e := good()
+			e.Receipt, e.Tokens, e.Failed = nil, 0, "it failed"
+			return e
+		}, "statements"},
 		{"other tokens", func() Ended { e := good(); e.Tokens = 99; return e }, "receipt"},
 		{"work for nothing", func() Ended { e := s.ended(id, 0, "it failed", s.work(100)); return e }, "receipt"},
 		{"more than was quoted", func() Ended { return s.ended(id, 2001, "", s.work(2001)) }, "receipt"},
@@ -66,6 +79,53 @@ func TestEndRefuses(t *testing.T) {
 		t.Errorf("%+v", out)
 	}
 	s.holds(r.Paid)
+}
+
+// TestKept: of the reports stays what work was credited by, and of the others a hash.
+func TestKept(t *testing.T) {
+	s := newShop(t)
+	end := func(change func(*Ended, []settle.Work)) kept {
+		t.Helper()
+		r, work := s.paid(), s.work(100)
+		must[Started](t)(s.teller().Run(t.Context(), r.Quote.ID))
+		s.at.Add(2)
+		e := s.ended(r.Quote.ID, 100, "", work)
+		change(&e, work)
+		must[Settled](t)(s.teller().End(t.Context(), e))
+		k, ok, err := s.cfg.Books.kept(r.Quote.ID)
+		if err != nil || !ok || k.Reports == (settle.Hash{}) {
+			t.Fatalf("%+v, %v", k, err)
+		}
+		return k
+	}
+	// byWorker changes what the worker states.
+	byWorker := func(lines ...settle.Line) func(*Ended, []settle.Work) {
+		return func(e *Ended, work []settle.Work) {
+			for i, w := range work {
+				if w.Worker != s.worker.Key {
+					continue
+				}
+				r := settle.Report{Role: settle.Statement, Network: s.cfg.Network, Request: e.ID, Signer: w.Worker, Seq: 1, Work: []settle.Work{{Worker: w.Worker, Lines: lines}}}
+				e.Statements[i] = must[[]byte](t)(r.Sign(s.worker.Private))
+			}
+		}
+	}
+	for _, tt := range []struct {
+		name       string
+		change     func(*Ended, []settle.Work)
+		receipt    bool
+		statements int
+	}{
+		{"all credited", func(*Ended, []settle.Work) {}, true, 2},
+		{"one states another part", byWorker(settle.Line{Part: 7, Units: 9}), true, 1},
+		{"one states many parts", byWorker(settle.Line{Part: 0, Units: 50}, settle.Line{Part: 1, Units: 200}, settle.Line{Part: 7, Units: 9}), true, 1},
+		{"nobody states anything", func(e *Ended, _ []settle.Work) { e.Statements = nil }, false, 0},
+	} {
+		k := end(tt.change)
+		if (len(k.Ended.Receipt) > 0) != tt.receipt || len(k.Ended.Statements) != tt.statements {
+			t.Errorf("%s: a receipt of %d bytes and %d statements are kept", tt.name, len(k.Ended.Receipt), len(k.Ended.Statements))
+		}
+	}
 }
 
 // TestRates: once a node has shown what it can do, more than 1.25 times as much in the
