@@ -229,6 +229,7 @@ func signedChange(made api.Proposed, wallet settle.Wallet, key ed25519.PrivateKe
 func (w *town) claims(c *client.Client) {
 	w.t.Helper()
 	volunteer := w.chain.NewWallet("volunteer")
+	w.mint.Open(volunteer.Key)
 	ask := must(c.LinkText(w.ctx, api.LinkTextRequest{Wallet: volunteer.Key.String()}))(w.t)
 	l := api.Link{Wallet: volunteer.Key.String(), Since: ask.Since, Format: "raw", Signature: base58.Encode(ed25519.Sign(w.alice.Private, []byte(ask.Text)))}
 	if _, err := c.Link(w.ctx, l); err == nil {

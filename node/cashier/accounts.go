@@ -84,7 +84,7 @@ func (t *Teller) Claim(ctx context.Context, m Move) (Payout, error) {
 	case errors.Is(err, ErrOtherClaim):
 		return Payout{}, refusal(CodeBad, "id", "%v", err)
 	case errors.Is(err, solana.ErrPayout):
-		return Payout{}, refusal(CodeRights, "", "%v", err)
+		return Payout{}, refusal(CodeBad, "", "%v", err)
 	}
 	if err != nil {
 		return Payout{}, explained("", err)

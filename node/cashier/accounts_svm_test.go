@@ -5,6 +5,7 @@ package cashier
 import (
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -298,6 +299,17 @@ func TestClaimAgain(t *testing.T) {
 	_, err := b.As(n).Claim(t.Context(), Move{hashOf(1), 2001})
 	refused(t, "another amount", err, CodeBad, "id")
 	b.w.resolve(t, b.cfg.Books, b.cfg.Vault)
+	carol := b.w.NewWallet("carol, who has no account")
+	deposit(t, b.cfg.Books, carol.Key, 9000)
+	b.link(keyOf("c"), carol)
+	_, err = b.As(keyOf("c")).Claim(t.Context(), Move{hashOf(1), 2000})
+	if refused(t, "no token account", err, CodeBad, ""); !strings.Contains(fmt.Sprint(err), "create the wallet's token account first") {
+		t.Error(err)
+	}
+	b.has(settle.Balance, carol.Key, 9000)
+	b.w.mint.Open(carol.Key)
+	b.pass(40)
+	must[Payout](t)(b.As(keyOf("c")).Claim(t.Context(), Move{hashOf(1), 2000}))
 	b.w.Fault(settletest.Fault{HTTP: &settletest.HTTPFault{Status: 503}})
 	_, err = b.As(n).Claim(t.Context(), Move{hashOf(2), 1000})
 	refused(t, "no chain", err, CodeNotYet, "")

@@ -85,6 +85,7 @@ type Desk struct {
 	asked time.Time  // when
 	open  map[settle.Node]map[settle.QuoteID]uint64
 	busy  map[settle.QuoteID]bool // payments that are being proved
+	fees  map[settle.Node][]sponsored
 
 	pricing sync.Mutex // guards chains, and is held while a record is made
 	chains  map[settle.Hash]*market.PriceChain
@@ -109,7 +110,7 @@ func OpenDesk(cfg DeskConfig) (*Desk, error) {
 	}
 	d := &Desk{cfg: cfg, node: settle.Node(cfg.Key.Public().(ed25519.PublicKey)),
 		secret: sha256.Sum256(slices.Concat([]byte("kvasir draw secret 1\n"), cfg.Network[:], cfg.Key.Seed())),
-		open:   map[settle.Node]map[settle.QuoteID]uint64{}, busy: map[settle.QuoteID]bool{},
+		open:   map[settle.Node]map[settle.QuoteID]uint64{}, busy: map[settle.QuoteID]bool{}, fees: map[settle.Node][]sponsored{},
 		chains: map[settle.Hash]*market.PriceChain{}}
 	if err := d.readPrices(); err != nil {
 		return nil, fmt.Errorf("the settlement: %w", err)

@@ -183,6 +183,9 @@ func (t *Teller) PayX402(ctx context.Context, p Partial) (settle.Request, error)
 	}
 	defer t.release(p.ID)
 	if !known || r.State != settle.Reserved {
+		if err := t.sponsors(t.node); err != nil {
+			return r, err
+		}
 		if r, how, err = t.coSign(ctx, r, p.Transaction); err != nil {
 			return r, err
 		}
@@ -213,6 +216,7 @@ func (d *Desk) coSign(ctx context.Context, r settle.Request, partial []byte) (se
 	if r, err = d.reserve(r, signed.Signature, how); err != nil {
 		return r, how, err
 	}
+	d.sponsored(r.Quote)
 	cut("intended")
 	if err := d.cfg.Chain.Try(ctx, how.Signed); errors.Is(err, solana.ErrInvalid) {
 		// It was not sent. Should somebody else send it all the same, its payer can name it.

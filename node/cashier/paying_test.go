@@ -244,3 +244,42 @@ func TestX402SentLater(t *testing.T) {
 	}
 	s.holds(q.Amount)
 }
+
+// TestX402ForNothing: an entry node whose x402 payments all go back has the fee payer pay
+// for that a while, and no longer. Others are not kept from it.
+func TestX402ForNothing(t *testing.T) {
+	s := newShop(t)
+	s.ticking()
+	q := s.quote()
+	must[settle.Request](t)(s.teller().PayX402(t.Context(), Partial{q.ID, s.x402(q, q.Amount)}))
+	must[Settled](t)(s.teller().End(t.Context(), Ended{ID: q.ID, Failed: "nothing"}))
+	// lost is one as the first, but for the chain.
+	lost := func(i int) {
+		q := s.quote()
+		sig := settle.Signature{1, byte(i)}
+		must[settle.Request](t)(s.cfg.Books.reserve(q.ID, sig, s.cfg.Books.seconds(), &intent{Payer: s.alice.Key}))
+		s.sponsored(q)
+		must[settle.Request](t)(s.cfg.Books.Pay(q.ID, settle.Payment{Signature: sig, Message: hashOf("message", i), Memo: q.ID.Memo(),
+			Payer: s.alice.Key, Amount: q.Amount, Slot: q.CreatedSlot + 1, Time: q.Created}))
+		must[Settled](t)(s.teller().End(t.Context(), Ended{ID: q.ID, Failed: "nothing"}))
+	}
+	// tries sends a transaction that is none: that is found out after the count.
+	tries := func(node settle.Node) error {
+		o := must[Offer](t)(s.As(node).Quote(t.Context(), s.ask()))
+		_, err := s.As(node).PayX402(t.Context(), Partial{ID: o.Quote.ID})
+		return err
+	}
+	for i := range maxWasted - 2 {
+		lost(i)
+	}
+	refused(t, "one before the last", tries(s.entry.Key), CodeInvalid, "transaction")
+	lost(maxWasted)
+	err := tries(s.entry.Key)
+	var r *Refusal
+	if refused(t, "the last", err, CodeBusy, "transaction"); !errors.As(err, &r) || r.Retry == 0 || r.Retry > wastedFor {
+		t.Errorf("it may ask again after %+v", r)
+	}
+	refused(t, "another node", tries(s.worker.Key), CodeInvalid, "transaction")
+	s.at.Add(wastedFor)
+	refused(t, "an hour later", tries(s.entry.Key), CodeInvalid, "transaction")
+}

@@ -38,6 +38,7 @@ func newBank(t *testing.T, vault settle.Amount) *bank {
 	w.operator = w.NewWallet("operator")
 	w.mint = w.NewMint("kvr", settletest.Token)
 	w.mint.Fund(w.operator.Key, vault)
+	w.mint.Open(settletest.NewWallet("alice").Key)
 	result, err := w.Call("getGenesisHash")
 	if err == nil {
 		err = json.Unmarshal(result, &w.genesis)

@@ -20,7 +20,9 @@ const (
 	// MaxPartial is in bytes: the most that a transaction before version 1 has.
 	MaxPartial = 1232
 	maxUnits   = 400_000 // compute units
-	maxPrice   = 100_000 // 10⁻⁶ lamports per unit, so 0.00004 SOL at most
+	// maxPrice is in 10⁻⁶ lamports per unit: with the units, which a price has to come
+	// with, 0.00004 SOL at most. Without them the chain counts 200,000 for each call.
+	maxPrice = 100_000
 )
 
 // The programs that a transaction may call beside the token's. Lighthouse has assertions,
@@ -146,6 +148,9 @@ func (cl *Client) checkDue(tx *sdk.Transaction, payer settle.Wallet, due Due) er
 		if err != nil {
 			return fmt.Errorf("%w (call %d)", err, i)
 		}
+	}
+	if budgets[budgetPrice] && !budgets[budgetUnits] {
+		return fmt.Errorf("%w: it sets a price for compute units and no limit of them: set both", ErrPartial)
 	}
 	if transfers != 1 || memos != 1 {
 		return fmt.Errorf("%w: %d transfers and %d memos, one each", ErrPartialPay, transfers, memos)

@@ -163,6 +163,7 @@ func TestCoSignRefuses(t *testing.T) {
 		{name: "a memo with a newline", change: func(tx *settletest.Tx) { tx.Instructions[3].Data = append(tx.Instructions[3].Data, '\n') }, want: ErrMemo},
 		{name: "many units", change: func(tx *settletest.Tx) { tx.Instructions[0] = budget(2, maxUnits+1, 4) }, want: ErrPartial, says: "400001"},
 		{name: "a high price", change: func(tx *settletest.Tx) { tx.Instructions[1] = budget(3, maxPrice+1, 8) }, want: ErrPartial, says: "100001"},
+		{name: "a price alone", change: func(tx *settletest.Tx) { tx.Instructions = tx.Instructions[1:] }, want: ErrPartial, says: "no limit of them"},
 		{name: "a price twice", change: func(tx *settletest.Tx) { tx.Instructions[0] = tx.Instructions[1] }, want: ErrPartial, says: "twice"},
 		{name: "a heap", change: func(tx *settletest.Tx) { tx.Instructions[0] = budget(1, 1<<15, 4) }, want: ErrPartial, says: "another budget"},
 		{name: "a short budget", change: func(tx *settletest.Tx) { tx.Instructions[0] = budget(2, 1, 2) }, want: ErrPartial, says: "another budget"},

@@ -21,7 +21,7 @@ import (
 
 // Payout is what is paid from the vault.
 type Payout struct {
-	To     settle.Wallet // its associated token account is paid, and made if need be
+	To     settle.Wallet // its associated token account is paid, which has to be there
 	Amount settle.Amount
 	Memo   string // the intent's id, so that no two payouts are the same transaction
 }
@@ -58,9 +58,14 @@ var ErrPayout = errors.New("the payout cannot be made")
 const expiryMargin = 150
 
 // Sign builds and signs a payout. The vault key is its owner's; the fee key pays for the
-// transaction and for the recipient's account, and may be the same.
+// transaction, and may be the same. It pays for no account: its owner could close that,
+// keep what was paid for it, and claim again.
 func (cl *Client) Sign(ctx context.Context, vault, fee ed25519.PrivateKey, p Payout) (Signed, error) {
 	if err := cl.validatePayout(vault, fee, p); err != nil {
+		return Signed{}, err
+	}
+	to, err := cl.recipient(ctx, p.To)
+	if err != nil {
 		return Signed{}, err
 	}
 	latest, err := cl.latest(ctx)
@@ -68,11 +73,7 @@ func (cl *Client) Sign(ctx context.Context, vault, fee ed25519.PrivateKey, p Pay
 		return Signed{}, err
 	}
 	feePayer := sdk.PublicKeyFromBytes(fee.Public().(ed25519.PublicKey))
-	instructions, err := cl.payoutInstructions(feePayer, p)
-	if err != nil {
-		return Signed{}, err
-	}
-	tx, err := sdk.NewTransaction(instructions, sdk.Hash(latest.Value.Blockhash), sdk.TransactionPayer(feePayer))
+	tx, err := sdk.NewTransaction(cl.payoutInstructions(to, p), sdk.Hash(latest.Value.Blockhash), sdk.TransactionPayer(feePayer))
 	if err != nil {
 		return Signed{}, fmt.Errorf("%w: %v", ErrPayout, err)
 	}
@@ -132,23 +133,42 @@ func (cl *Client) validatePayout(vault, fee ed25519.PrivateKey, p Payout) error 
 	return nil
 }
 
-func (cl *Client) payoutInstructions(fee sdk.PublicKey, p Payout) ([]sdk.Instruction, error) {
-	to, err := ataOf(p.To, cl.vault.Mint, cl.vault.Program)
+// recipient is a wallet's associated token account, as the first provider has it: if
+// that errs, the transaction moves nothing.
+func (cl *Client) recipient(ctx context.Context, w settle.Wallet) (settle.Key, error) {
+	to, err := ataOf(w, cl.vault.Mint, cl.vault.Program)
 	if err != nil {
-		return nil, err
+		return to, err
 	}
+	found, err := cl.accounts(ctx, cl.providers[0], to)
+	if err != nil {
+		return to, err
+	}
+	bad := ""
+	switch a := found[0]; {
+	case a == nil:
+		bad = "is not there"
+	case a.Owner != cl.vault.Program || len(a.bytes) < accountLength || settle.Key(a.bytes[:32]) != cl.vault.Mint:
+		bad = "is no token account of the mint"
+	case settle.Key(a.bytes[32:64]) != w:
+		bad = "was given away to " + settle.Key(a.bytes[32:64]).String()
+	case a.bytes[108] != 1:
+		bad = "is frozen, or not initialised"
+	default:
+		return to, nil
+	}
+	return to, fmt.Errorf("%w: the account %s of %s and the mint %s %s: create the wallet's token account first", ErrPayout, to, w, cl.vault.Mint, bad)
+}
+
+func (cl *Client) payoutInstructions(to settle.Key, p Payout) []sdk.Instruction {
 	v, key := cl.vault, func(k settle.Key) sdk.PublicKey { return sdk.PublicKey(k) }
 	data := binary.LittleEndian.AppendUint64([]byte{tokenTransferChecked}, uint64(p.Amount))
 	return []sdk.Instruction{
-		// Data 1 is "create it if it is not there".
-		sdk.NewInstruction(sdk.SPLAssociatedTokenAccountProgramID, sdk.AccountMetaSlice{
-			sdk.Meta(fee).WRITE().SIGNER(), sdk.Meta(key(to)).WRITE(), sdk.Meta(key(p.To)), sdk.Meta(key(v.Mint)),
-			sdk.Meta(sdk.SystemProgramID), sdk.Meta(key(v.Program))}, []byte{1}),
 		sdk.NewInstruction(key(v.Program), sdk.AccountMetaSlice{
 			sdk.Meta(key(v.Account)).WRITE(), sdk.Meta(key(v.Mint)), sdk.Meta(key(to)).WRITE(), sdk.Meta(key(v.Owner)).SIGNER()},
 			append(data, cl.decimals)),
 		sdk.NewInstruction(sdk.MemoProgramID, sdk.AccountMetaSlice{sdk.Meta(key(v.Owner)).SIGNER()}, []byte(p.Memo)),
-	}, nil
+	}
 }
 
 // Send gives a payout to all providers. An error says that none took it; whether it

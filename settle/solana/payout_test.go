@@ -5,7 +5,10 @@ package solana
 import (
 	"context"
 	"crypto/ed25519"
+	"encoding/base64"
 	"errors"
+	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
@@ -33,7 +36,9 @@ func TestPayout(t *testing.T) {
 	w := newWorld(t)
 	ctx := context.Background()
 	cl := w.client(w.mint, "a", "b")
-	carol := settletest.NewWallet("carol, who has no account yet")
+	carol := settletest.NewWallet("carol, who has no SOL")
+	w.mint.Open(carol.Key)
+	w.Advance(40)
 	s := w.sign(cl, carol.Key, 5)
 	w.resolved(cl, s, Pending, nil, "signed")
 	for range 3 { // as often as one likes
@@ -136,6 +141,53 @@ func TestPayoutProvidersDisagree(t *testing.T) {
 	w.resolved(cl, s, Pending, ErrSwapped, "one shows another transaction")
 	w.ClearFaults()
 	w.resolved(cl, s, Landed, nil, "both are honest")
+}
+
+// TestPayoutMakesNoAccount: a wallet could close it, keep what it cost, and claim again.
+func TestPayoutMakesNoAccount(t *testing.T) {
+	w := newWorld(t)
+	w.Advance(40)
+	cl := w.client(w.mint, "a", "b")
+	account := func(data []byte) []byte {
+		return fmt.Appendf(nil, `{"value":[{"owner":%q,"data":[%q,"base64"]}]}`, w.mint.Program, base64.StdEncoding.EncodeToString(data))
+	}
+	good := slices.Concat(w.mint.Key[:], w.alice.Key[:], make([]byte, 101))
+	good[108] = 1
+	with := func(at int, b ...byte) []byte {
+		data := slices.Clone(good)
+		copy(data[at:], b)
+		return data
+	}
+	for _, tt := range []struct {
+		name string
+		data []byte // of the account; nil: as the chain has it
+		to   settle.Wallet
+		says string
+	}{
+		{"none", nil, settletest.NewWallet("carol").Key, "is not there"},
+		{"there", nil, w.alice.Key, ""},
+		{"as it should be", good, w.alice.Key, ""},
+		{"short", good[:164], w.alice.Key, "no token account"},
+		{"another mint", with(0, w.other.Key[:]...), w.alice.Key, "no token account"},
+		{"another owner", with(32, w.eve.Key[:]...), w.alice.Key, "given away to " + w.eve.Key.String()},
+		{"frozen", with(108, 2), w.alice.Key, "frozen"},
+	} {
+		w.ClearFaults()
+		if tt.data != nil {
+			w.Fault(settletest.Fault{Path: "/a", Method: "getMultipleAccounts", Result: account(tt.data)})
+		}
+		s, err := cl.Sign(context.Background(), w.operator.Private, w.bob.Private, Payout{To: tt.to, Amount: 5, Memo: w.memo()})
+		switch {
+		case tt.says == "" && err != nil:
+			t.Errorf("%s: %v", tt.name, err)
+		case tt.says == "":
+			if tx, _, err := readTransaction([]string{base64.StdEncoding.EncodeToString(s.Raw), "base64"}); err != nil || len(tx.Message.Instructions) != 2 {
+				t.Errorf("%s: more than a transfer and a memo: %v", tt.name, err)
+			}
+		case !errors.Is(err, ErrPayout) || !strings.Contains(err.Error(), tt.says) || !strings.Contains(err.Error(), "create the wallet's token account first"):
+			t.Errorf("%s: %v", tt.name, err)
+		}
+	}
 }
 
 func TestPayoutsThatCannotBe(t *testing.T) {

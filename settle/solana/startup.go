@@ -65,14 +65,14 @@ func (cl *Client) Check(ctx context.Context) error {
 		if genesis != cl.genesis {
 			return fmt.Errorf("%w: provider %d has %s, not %s", ErrCluster, p.number, genesis, cl.genesis)
 		}
-		mint, vault, err := cl.accounts(ctx, p)
+		found, err := cl.accounts(ctx, p, cl.vault.Mint, cl.vault.Account)
 		if err != nil {
 			return err
 		}
-		if err := cl.checkMint(mint); err != nil {
+		if err := cl.checkMint(found[0]); err != nil {
 			return err
 		}
-		if err := cl.checkVault(vault); err != nil {
+		if err := cl.checkVault(found[1]); err != nil {
 			return err
 		}
 	}
@@ -85,28 +85,29 @@ type account struct {
 	bytes []byte
 }
 
-func (cl *Client) accounts(ctx context.Context, p *provider) (mint, vault *account, err error) {
+// accounts are those of the addresses, finalized; nil where there is none.
+func (cl *Client) accounts(ctx context.Context, p *provider, addresses ...settle.Key) ([]*account, error) {
 	var result struct{ Value []*account }
-	err = p.call(ctx, "getMultipleAccounts", []any{[]settle.Key{cl.vault.Mint, cl.vault.Account},
+	err := p.call(ctx, "getMultipleAccounts", []any{addresses,
 		map[string]string{"encoding": "base64", "commitment": "finalized"}}, &result)
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
-	if len(result.Value) != 2 {
-		return nil, nil, fmt.Errorf("%w: provider %d: %d accounts, not 2", ErrMalformed, p.number, len(result.Value))
+	if len(result.Value) != len(addresses) {
+		return nil, fmt.Errorf("%w: provider %d: %d accounts, not %d", ErrMalformed, p.number, len(result.Value), len(addresses))
 	}
 	for _, a := range result.Value {
 		if a == nil {
 			continue
 		}
 		if len(a.Data) != 2 || a.Data[1] != "base64" {
-			return nil, nil, fmt.Errorf("%w: provider %d: an account that is not in base64", ErrMalformed, p.number)
+			return nil, fmt.Errorf("%w: provider %d: an account that is not in base64", ErrMalformed, p.number)
 		}
 		if a.bytes, err = base64.StdEncoding.DecodeString(a.Data[0]); err != nil {
-			return nil, nil, fmt.Errorf("%w: provider %d: an account that is not in base64", ErrMalformed, p.number)
+			return nil, fmt.Errorf("%w: provider %d: an account that is not in base64", ErrMalformed, p.number)
 		}
 	}
-	return result.Value[0], result.Value[1], nil
+	return result.Value, nil
 }
 
 func (cl *Client) checkMint(a *account) error {
