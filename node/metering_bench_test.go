@@ -137,7 +137,8 @@ func BenchmarkMetering(b *testing.B) {
 	}
 	key, entry := keyOf(1)
 	_, worker := keyOf(2)
-	m := must(meter.New(meter.Config{Self: entry, Key: key, Dialer: &metering{}}))(b)
+	own := must(meter.NewSigner(meter.SignerConfig{Network: settle.Hash{1}, Self: entry, Key: key, Keep: forgets{}}))(b)
+	m := must(meter.New(meter.Config{Signer: own, Dialer: &metering{}}))(b)
 	wkey, _ := keyOf(2)
 	signer := must(meter.NewSigner(meter.SignerConfig{Self: worker, Key: wkey, Keep: forgets{}}))(b)
 	g := must(gguf.OpenModel(path))(b)
@@ -168,7 +169,9 @@ func BenchmarkMetering(b *testing.B) {
 			b.ReportMetric(plain.median()/metered.median(), "ratio")
 		})
 	}
-	if len(m.Draw("m", 1000)) != 2 {
+	ctx, cancel := context.WithCancel(b.Context())
+	cancel() // nobody is asked
+	if work, _ := m.Report(ctx, "m", settle.QuoteID{1}, 1000); len(work) != 2 {
 		b.Error("not both nodes were counted")
 	}
 }
