@@ -24,7 +24,9 @@ import (
 // nobody is a meter.Dialer that reaches none.
 type nobody struct{}
 
-func (nobody) Dial(context.Context, string) (meter.Conn, error) { return nil, errors.New("nobody is there") }
+func (nobody) Dial(context.Context, string) (meter.Conn, error) {
+	return nil, errors.New("nobody is there")
+}
 
 // forgets is a meter.Keep that keeps nothing.
 type forgets struct{}
