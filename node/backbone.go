@@ -37,7 +37,8 @@ type backbone struct {
 	tried    atomic.Bool      // a canary went through every part once
 	takes    int64            // bytes of memory for weights and caches; 0: not known
 	pace     pace             // of the exchange's goroutine
-	lends    *lending         // counts what it answers for other nodes; may be nil
+	// lent counts rows of answers for other nodes; may be nil.
+	lent func(entry string, rows int)
 }
 
 // computer is what answers of a backbone are computed by.
@@ -63,7 +64,7 @@ func (n *Node) openBackbone(ctx context.Context, file *modelFile) error {
 	if err := file.probe(ctx, n.cfg, n.rt.Release(), remote); err != nil {
 		return err
 	}
-	b := &backbone{file: file, takes: file.takes(n.cfg, remote), lends: n.metering.lending(file.id, file.Model)}
+	b := &backbone{file: file, takes: file.takes(n.cfg, remote), lent: n.metering.window(file.id, file.Model, gguf.Range{End: file.Layers()})}
 	cfg := ggml.ModelConfig{Path: file.path, GPULayers: n.cfg.Model.GPULayers}
 	if cfg.Overrides, err = n.cfg.Model.overrides(); err != nil {
 		return err

@@ -3,7 +3,6 @@ package node
 import (
 	"context"
 	"fmt"
-	"sync/atomic"
 	"time"
 
 	"github.com/libp2p/go-libp2p/core/peer"
@@ -45,7 +44,7 @@ func (n *Node) findOwn(id gguf.ModelID) (carry.Answerer, error) {
 		return nil, fmt.Errorf("model %v does not run here", id)
 	}
 	if b.embedder != nil {
-		return ownVectors{b.embedder, b.lends}, n.Ready()
+		return ownVectors{b.embedder, b.lent}, n.Ready()
 	}
 	return ownAnswers{n, b}, n.Ready()
 }
@@ -59,19 +58,18 @@ type ownAnswers struct {
 // ownVectors has the node's embedder answer for others.
 type ownVectors struct {
 	*engine.Embedder
-	lends *lending
+	lent func(entry string, rows int)
 }
 
 // Embed makes the vectors of some inputs for another node.
 func (v ownVectors) Embed(ctx context.Context, owner string, inputs [][]int32) ([][]float32, error) {
 	vectors, err := v.Embedder.Embed(ctx, owner, inputs)
-	if err == nil {
+	if err == nil && v.lent != nil {
 		tokens := 0
 		for _, input := range inputs {
 			tokens += len(input)
 		}
-		v.lends.computed(owner, tokens)
-		v.lends.over(tokens)
+		v.lent(owner, tokens)
 	}
 	return vectors, err
 }
@@ -91,32 +89,22 @@ func (o ownAnswers) Start(ctx context.Context, req gateway.Request, extra gatewa
 	if err != nil {
 		return nil, err
 	}
-	t := &ownTokens{ownStream: ownStream{g}, lends: o.lends, owner: req.Owner, prompt: len(req.Prompt)}
-	context.AfterFunc(ctx, func() {
-		if n := t.told.Load(); n > 0 {
-			o.lends.over(t.prompt + int(n))
-		}
-	})
-	return t, nil
+	return &ownTokens{ownStream: ownStream{g}, lent: o.lent, owner: req.Owner, rows: len(req.Prompt)}, nil
 }
 
 // ownTokens is a generation without its bytes, which the entry makes.
 type ownTokens struct {
 	ownStream
-	lends  *lending
-	owner  string // peer id of the entry
-	prompt int
-	told   atomic.Int64 // tokens that Next returned
+	lent  func(entry string, rows int)
+	owner string // peer id of the entry
+	rows  int    // that the next token takes: those of the prompt, then that of the token before
 }
 
 func (t *ownTokens) Next(ctx context.Context) (int32, error) {
 	token, _, err := t.NextToken(ctx)
-	if err == nil {
-		rows := 1 // of the token before it
-		if t.told.Add(1) == 1 {
-			rows = t.prompt
-		}
-		t.lends.computed(t.owner, rows)
+	if err == nil && t.lent != nil {
+		t.lent(t.owner, t.rows)
+		t.rows = 1
 	}
 	return int32(token), err
 }

@@ -129,13 +129,13 @@ func (n *network) reports(entry *Node, id settle.QuoteID, tokens uint64) paid {
 	model := must(g.ID(n.ctx))(n.t).String()
 	parts := must(meter.NewModel(model, g))(n.t).Parts()
 	network := settle.Hash(entry.cfg.Genesis.Hash())
-	work := m.Draw(model, tokens)
 	job := settle.Job{
 		Network: network, Parts: parts, Seconds: 1, Rates: map[settle.Node]uint64{},
 		Request: settle.Request{State: settle.Running, Quote: settle.Quote{ID: id, Entry: self, PromptTokens: tokens, AnswerTokens: tokens}},
 	}
+	work, signed := m.Report(n.ctx, model, id, tokens)
 	var statements []settle.Report
-	for _, b := range m.Statements(n.ctx, model, id, work) {
+	for _, b := range signed {
 		statements = append(statements, must(settle.ParseReport(b))(n.t))
 	}
 	for _, w := range work {
@@ -234,13 +234,49 @@ func TestCarriedIsMetered(t *testing.T) {
 	if self := must(meter.NodeOf(whole.host.ID().String()))(t); len(list[0].credit) != 1 || list[0].credit[0].Worker != self {
 		t.Errorf("credited %v", list[0].credit)
 	}
-	for whole.carried.Stats().Running > 0 {
-		time.Sleep(10 * time.Millisecond)
-	}
-	time.Sleep(100 * time.Millisecond) // it draws once the stream has ended
 	// what it answered for the entry is not there for requests of its own, but for canaries
 	if own := n.reports(whole, settle.QuoteID{9}, 1000); float64(settle.Whole-own.rest) > 0.02*float64(settle.Whole) {
 		t.Errorf("%v of a request of 1000 tokens is credited to who answered for another node", settle.Whole-own.rest)
+	}
+}
+
+// TestCarriedToWorkersIsMetered: where who answers has the experts computed by others, they are
+// credited for them, as they would be for requests of its own.
+func TestCarriedToWorkersIsMetered(t *testing.T) {
+	n := newNetwork(t, NewNetwork{Replicas: 1, Token: tokenSettings()})
+	workers, addrs := map[settle.Node]bool{}, []string{}
+	for i, slice := range []string{"0:4/0:20", "0:4/12:32"} {
+		w, _ := n.here([]string{"w1", "w2"}[i], "--role", "worker", "--model", n.whole, "--slice", slice, "--http", Off)
+		workers[must(meter.NodeOf(w.host.ID().String()))(t)] = true
+		addrs = append(addrs, "--peer", localAddr(must(w.Status(n.ctx))(t)))
+	}
+	whole, _ := n.here("whole", append(addrs, "--role", "backbone,entry", "--model", n.whole, "--experts", "remote", "--wait", "60")...)
+	n.serves(whole)
+	entry, _ := n.here("entry", "--peer", localAddr(must(whole.Status(n.ctx))(t)), "--role", "entry")
+	n.serves(entry)
+	list := n.pays(entry, 20, 60, 120)
+	n.accountsFor(list, 3)
+	for i, p := range list {
+		experts := map[settle.Node]uint64{}
+		for _, w := range p.credit {
+			for _, l := range w.Lines {
+				if int(l.Part) == gguf.ExpertPart(1) {
+					experts[w.Worker] += l.Units
+				}
+			}
+		}
+		for w, units := range experts {
+			if !workers[w] {
+				t.Errorf("request %d: %s is credited %d pairs that workers computed", i, w, units)
+			}
+		}
+		if len(p.credit) != 3 || len(experts) != 2 {
+			t.Errorf("request %d: %d nodes are credited, %d of them experts; want the backbone and both workers", i, len(p.credit), len(experts))
+		}
+	}
+	// they were paid for it once
+	if own := n.reports(whole, settle.QuoteID{9}, 1000); float64(settle.Whole-own.rest) > 0.04*float64(settle.Whole) {
+		t.Errorf("%v of a request of 1000 tokens is credited for what was carried", settle.Whole-own.rest)
 	}
 }
 

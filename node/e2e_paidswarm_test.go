@@ -342,11 +342,13 @@ func TestPaidSwarm(t *testing.T) {
 		fmt.Printf("bella      got %d tokens from her balance: %q\n", tokens, text)
 	}
 
-	for p.ledger(p.node(p.backbone)).Requests < 3 { // two of them were carried to it
-		if p.ctx.Err() != nil {
-			t.Fatalf("the backbone was not paid for three requests: %+v", p.ledger(p.node(p.backbone)))
+	for _, c := range append(p.volunteers, p.backbone) { // two of the requests were carried
+		for p.ledger(p.node(c)).Requests < 3 {
+			if p.ctx.Err() != nil {
+				t.Fatalf("%s was not paid for three requests: %+v", c.name, p.ledger(p.node(c)))
+			}
+			time.Sleep(time.Second)
 		}
-		time.Sleep(time.Second)
 	}
 	for _, who := range []struct {
 		c *child

@@ -52,7 +52,7 @@ func (n *Node) openMetering(identity p2p.Identity) error {
 	if err != nil {
 		return err
 	}
-	m.Meter, err = meter.New(meter.Config{Network: network, Self: self, Key: key, Dialer: m, Logger: n.log})
+	m.Meter, err = meter.New(meter.Config{Signer: m.signer, Dialer: m, Logger: n.log})
 	n.metering = m
 	return err
 }
@@ -67,7 +67,7 @@ func (n *Node) serveMetering() error {
 	return n.host.HandleStream(meter.Protocol, func(p *p2p.Peer, c p2p.Conn) {
 		err := n.admit(p.ID)
 		if err == nil {
-			err = m.signer.Serve(p.ID.String(), c)
+			err = m.Serve(p.ID.String(), c)
 		}
 		if err != nil {
 			n.log.Info("nothing was signed for a peer", "peer", p.ID.String(), "error", err)
@@ -134,15 +134,13 @@ func (m *metering) chains(id gguf.ModelID, g *gguf.Model) func(chain ring.Chain,
 	}
 }
 
-// carried counts what other nodes answered for this node's requests, all of whose work they
-// are paid for, however they have it done.
+// carried counts what other nodes answered for this node's requests. They say who computed it.
 func (m *metering) carried(id gguf.ModelID, g *gguf.Model) func(peerID string, rows int) {
 	model := m.model(id, g)
 	if model == nil {
 		return nil
 	}
-	pool, all := m.Pool(model), gguf.Range{End: g.Layers()}
-	return func(peerID string, rows int) { pool.Window(peerID, all, rows) }
+	return m.Pool(model).Carried
 }
 
 // computed counts what this node's experts computed for others.
@@ -161,35 +159,4 @@ func (m *metering) window(id gguf.ModelID, g *gguf.Model, layers gguf.Range) fun
 	}
 	counts := m.signer.Counts(model)
 	return func(entry string, rows int) { counts.Window(entry, layers, rows) }
-}
-
-// lending counts what this node answers for entries that have not the model. It is paid for all
-// of that, and those who compute for it are not. A nil one counts nothing.
-type lending struct {
-	pool   *meter.Pool
-	counts *meter.Counts
-	all    gguf.Range
-}
-
-func (m *metering) lending(id gguf.ModelID, g *gguf.Model) *lending {
-	model := m.model(id, g)
-	if model == nil {
-		return nil
-	}
-	return &lending{m.Pool(model), m.signer.Counts(model), gguf.Range{End: g.Layers()}}
-}
-
-// computed counts rows of an answer for another node.
-func (l *lending) computed(peerID string, rows int) {
-	if l != nil {
-		l.counts.Window(peerID, l.all, rows)
-	}
-}
-
-// over takes what an answer for another node needed out of the pool, where it is with what was
-// done for this node's own requests.
-func (l *lending) over(tokens int) {
-	if l != nil {
-		l.pool.Draw(uint64(tokens))
-	}
 }

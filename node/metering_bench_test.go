@@ -5,6 +5,7 @@ package node
 import (
 	"context"
 	"crypto/ed25519"
+	"errors"
 	"io"
 	"net"
 	"slices"
@@ -19,6 +20,13 @@ import (
 	"kvasird/node/meter"
 	"kvasird/settle"
 )
+
+// nobody is a meter.Dialer that reaches none.
+type nobody struct{}
+
+func (nobody) Dial(context.Context, string) (meter.Conn, error) {
+	return nil, errors.New("nobody is there")
+}
 
 // forgets is a meter.Keep that keeps nothing.
 type forgets struct{}
@@ -137,7 +145,8 @@ func BenchmarkMetering(b *testing.B) {
 	}
 	key, entry := keyOf(1)
 	_, worker := keyOf(2)
-	m := must(meter.New(meter.Config{Self: entry, Key: key, Dialer: &metering{}}))(b)
+	own := must(meter.NewSigner(meter.SignerConfig{Network: settle.Hash{1}, Self: entry, Key: key, Keep: forgets{}}))(b)
+	m := must(meter.New(meter.Config{Signer: own, Dialer: nobody{}}))(b)
 	wkey, _ := keyOf(2)
 	signer := must(meter.NewSigner(meter.SignerConfig{Self: worker, Key: wkey, Keep: forgets{}}))(b)
 	g := must(gguf.OpenModel(path))(b)
@@ -168,7 +177,7 @@ func BenchmarkMetering(b *testing.B) {
 			b.ReportMetric(plain.median()/metered.median(), "ratio")
 		})
 	}
-	if len(m.Draw("m", 1000)) != 2 {
+	if work, _ := m.Report(b.Context(), "m", settle.QuoteID{1}, 1000); len(work) != 2 {
 		b.Error("not both nodes were counted")
 	}
 }

@@ -152,6 +152,12 @@ func TestEmission(t *testing.T) {
 		if again := reserve(); again != first {
 			t.Errorf("an epoch ended twice: %+v, %+v", again, first)
 		}
+		r := s.paid() // it is carried: the entry does nothing
+		must[Started](t)(s.teller().Run(t.Context(), r.Quote.ID))
+		all := []settle.Work{{Worker: s.worker.Key, Lines: []settle.Line{{Part: 0, Units: 100}, {Part: 1, Units: 200}}}}
+		if out := must[Settled](t)(s.teller().End(t.Context(), s.ended(r.Quote.ID, 100, "", all))); out.Emitted != 0 || out.Paid == 0 {
+			t.Errorf("carried: %+v", out)
+		}
 	}
 }
 

@@ -342,11 +342,13 @@ func (d *Desk) conclude(e Ended, c credited) (Settled, error) {
 	return out, err
 }
 
-// among says of how many replicas each worker was drawn.
+// among says of how many replicas each worker was drawn: an entry draws for its own backbone
+// alone, and that does the model's first part.
 func (d *Desk) among(r settle.Request, work []settle.Work) []int {
 	all := make([]int, len(work))
+	draws := slices.ContainsFunc(work, func(w settle.Work) bool { return w.Worker == r.Quote.Entry && w.Lines[0].Part == 0 })
 	for i, w := range work {
-		if d.cfg.Among != nil {
+		if d.cfg.Among != nil && draws {
 			all[i] = d.cfg.Among(r.Quote.Model, d.seed(r), w.Worker)
 		}
 	}

@@ -9,13 +9,22 @@
 // tokens need of each part, from every worker in proportion to what it has there. A worker
 // keeps what it computed for each peer, and signs no more than that, and no unit twice.
 //
+// What a peer carried, which is answered with the whole model for an entry that lacks it, is in
+// the entry's pool apart. When such a request ends the entry asks the peer who did its units: the
+// peer draws them out of its own pool, asks its workers for statements about the request, and
+// answers with theirs and its own. An entry takes no more units than it asked about; else, or
+// without an answer, the peer alone is paid. A peer that names others than those who did it can
+// take from its own workers, as any entry can, and from nobody else.
+//
 // Invariants:
 //   - a draw of T tokens takes at most T · PerToken units of a part, from all together,
 //     and at most what a worker has in the pool;
-//   - Σ units signed for a peer <= Σ units computed for it, whatever it asks;
+//   - Σ units signed or divided for a peer <= Σ units computed for it, whatever it asks;
+//   - a division that is asked for again is the same, as long as it is kept;
 //   - of one request a worker signs records of which each covers those before it, also
 //     after it was started again, so that it never says two things;
-//   - pools and counts are bounded, whatever drafts, canaries and failed answers leave.
+//   - pools and counts are bounded, whatever drafts, canaries, failed answers, and carried ones
+//     that no entry asks about leave.
 //
 // Not counted are hedged losers, failed calls, retries, and canaries of workers. Nobody
 // computes the last token of an answer, nor the last layer's experts for the tokens of a

@@ -2,7 +2,6 @@ package meter
 
 import (
 	"context"
-	"crypto/ed25519"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -25,12 +24,10 @@ type Dialer interface {
 
 // Config configures a Meter. The first block has no defaults.
 type Config struct {
-	Network settle.Hash
-	Self    string             // peer id of this node
-	Key     ed25519.PrivateKey // of this node
-	Dialer  Dialer
+	Signer *Signer // of this node
+	Dialer Dialer
 
-	Wait   time.Duration    // for all workers to state what they did: 5 s
+	Wait   time.Duration    // for workers to state what they did, twice that where they ask others: 5 s
 	Logger *slog.Logger     // nil: none
 	Now    func() time.Time // nil: the clock
 }
@@ -40,14 +37,15 @@ type Meter struct {
 	cfg  Config
 	self settle.Node
 
-	mu    sync.Mutex // guards pools
+	mu    sync.Mutex // guards what follows
 	pools map[string]*Pool
+	told  divisions
 }
 
-// New returns a meter without pools. Error: the key is not that of Self.
+// New returns a meter without pools. Error: there is no signer or no dialer.
 func New(cfg Config) (*Meter, error) {
-	if cfg.Dialer == nil {
-		return nil, errors.New("meter: no dialer")
+	if cfg.Signer == nil || cfg.Dialer == nil {
+		return nil, errors.New("meter: no signer or no dialer")
 	}
 	if cfg.Wait == 0 {
 		cfg.Wait = 5 * time.Second
@@ -58,9 +56,13 @@ func New(cfg Config) (*Meter, error) {
 	if cfg.Now == nil {
 		cfg.Now = time.Now
 	}
-	self, err := ownNode(cfg.Self, cfg.Key)
-	return &Meter{cfg: cfg, self: self, pools: map[string]*Pool{}}, err
+	return &Meter{cfg: cfg, self: cfg.Signer.self, pools: map[string]*Pool{}, told: divisions{by: map[asked]*told{}}}, nil
 }
+
+// Serve answers the question of a peer, and does not close the connection. How many a peer
+// asks at a time is bounded by the streams that the host lets it have; one that does not
+// come, or does not read, holds up nobody else.
+func (m *Meter) Serve(peerID string, c Conn) error { return m.cfg.Signer.serve(peerID, c, m.divide) }
 
 // Pool is where what is done of a model is counted, from now on under that model's id.
 func (m *Meter) Pool(model *Model) *Pool {
@@ -68,62 +70,118 @@ func (m *Meter) Pool(model *Model) *Pool {
 	defer m.mu.Unlock()
 	p := m.pools[model.ID]
 	if p == nil {
-		p = newPool(model, m.cfg.Self, m.cfg.Now)
+		p = newPool(model, m.cfg.Signer.cfg.Self, m.cfg.Now)
 		m.pools[model.ID] = p
 	}
 	return p
 }
 
-// Draw takes what a request of a model with so many tokens, prompt included, needs out of
-// the pool, by worker ascending: the work of its receipt. Of a model that is not counted
-// it is nothing. Requests that nobody pays draw too, as do failed ones.
-func (m *Meter) Draw(model string, tokens uint64) []settle.Work {
+// pool is the pool of a model, nil of one that is not counted.
+func (m *Meter) pool(model string) *Pool {
 	m.mu.Lock()
-	p := m.pools[model]
-	m.mu.Unlock()
-	if p == nil {
-		return nil
-	}
-	return p.Draw(tokens)
+	defer m.mu.Unlock()
+	return m.pools[model]
 }
 
-// Statements asks the workers of a request what they did, all at once, and signs what
-// this node did itself. Whoever does not answer in time, or not well, is left out: it has
-// nothing. It is called once for a request.
-func (m *Meter) Statements(ctx context.Context, model string, request settle.QuoteID, work []settle.Work) [][]byte {
-	ctx, cancel := context.WithTimeout(ctx, m.cfg.Wait)
-	defer cancel()
-	records := make([][]byte, len(work))
+// Drop takes what so many tokens of a model need out of the pool for nobody: requests that
+// nobody pays, and failed ones.
+func (m *Meter) Drop(model string, tokens uint64) {
+	if p := m.pool(model); p != nil {
+		p.draw(p.tokens(tokens))
+	}
+}
+
+// Report takes what a request of a model with so many tokens, prompt included, needs out of the
+// pool, by worker ascending: the work of its receipt. It asks the workers what they did, all at
+// once, those that carried it by whom they had it done, and signs what this node did itself.
+// Whoever does not state it in time, or not well, is in the work without a statement, and has
+// nothing. Of a model that is not counted it is nothing. It is called once for a request.
+func (m *Meter) Report(ctx context.Context, model string, request settle.QuoteID, tokens uint64) ([]settle.Work, [][]byte) {
+	p := m.pool(model)
+	if p == nil {
+		return nil, nil
+	}
+	direct, carried := p.draw(p.tokens(tokens))
+	about := question{Version: version, Network: m.cfg.Signer.cfg.Network, Request: request, Model: model}
+	shares := make([][]share, 1+len(carried))
+	room := roomBeside(direct, len(carried))
+	var all sync.WaitGroup
+	all.Go(func() { shares[0] = m.statements(ctx, about, m.cfg.Signer.cfg.Self, direct) })
+	all.Go(func() {
+		each(len(carried), func(i int) { shares[1+i] = m.carriedBy(ctx, about, carried[i], room) })
+	})
+	all.Wait()
+	return join(shares...)
+}
+
+// each does something for so many, some at a time.
+func each(n int, do func(i int)) {
 	room := make(chan struct{}, askedAtOnce)
-	var asked sync.WaitGroup
-	for i, w := range work {
-		asked.Go(func() {
+	var all sync.WaitGroup
+	for i := range n {
+		all.Go(func() {
 			room <- struct{}{}
 			defer func() { <-room }()
-			var err error
-			if records[i], err = m.stated(ctx, model, request, w); err != nil {
-				m.cfg.Logger.Info("a worker states nothing", "peer", PeerOf(w.Worker).String(), "request", request.String(), "error", err)
-			}
+			do(i)
 		})
 	}
-	asked.Wait()
-	var out [][]byte
-	for _, r := range records {
-		if r != nil {
-			out = append(out, r)
-		}
-	}
-	return out
+	all.Wait()
 }
 
-// stated is the statement of one worker.
-func (m *Meter) stated(ctx context.Context, model string, request settle.QuoteID, w settle.Work) ([]byte, error) {
+// share is what a worker did of a request, and its statement of that; nil: it makes none.
+type share struct {
+	work      settle.Work
+	statement []byte
+}
+
+// statements asks the workers of a peer's request what they did.
+func (m *Meter) statements(ctx context.Context, about question, peerID string, work []settle.Work) []share {
+	ctx, cancel := context.WithTimeout(ctx, m.cfg.Wait)
+	defer cancel()
+	shares := make([]share, len(work))
+	each(len(work), func(i int) {
+		w := work[i]
+		record, err := m.statement(ctx, about, peerID, w)
+		if err != nil {
+			m.cfg.Logger.Info("a worker states nothing", "peer", PeerOf(w.Worker).String(), "request", about.Request.String(), "error", err)
+		}
+		shares[i] = share{w, record}
+	})
+	return shares
+}
+
+// statement is what one worker says.
+func (m *Meter) statement(ctx context.Context, about question, peerID string, w settle.Work) ([]byte, error) {
 	if w.Worker == m.self {
-		return settle.Report{
-			Role: settle.Statement, Network: m.cfg.Network, Request: request, Signer: m.self, Seq: 1, Work: []settle.Work{w},
-		}.Sign(m.cfg.Key)
+		return m.cfg.Signer.own(ctx, peerID, about.Request, w.Lines)
 	}
-	c, err := m.cfg.Dialer.Dial(ctx, PeerOf(w.Worker).String())
+	about.Lines = w.Lines
+	record, err := m.ask(ctx, w.Worker, frameAsk, about)
+	if err != nil {
+		return nil, err
+	}
+	signer, err := signerOf(about, record)
+	if err == nil && signer != w.Worker {
+		err = fmt.Errorf("the answer is a statement of %s", signer)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return record, nil
+}
+
+// signerOf is whose statement about a request a record is.
+func signerOf(about question, record []byte) (settle.Node, error) {
+	r, err := settle.ParseReport(record)
+	if err == nil && (r.Role != settle.Statement || r.Request != about.Request || r.Network != about.Network) {
+		err = fmt.Errorf("the answer is a %s about request %s", r.Role, r.Request)
+	}
+	return r.Signer, err
+}
+
+// ask puts a question to a worker, and returns what answers it.
+func (m *Meter) ask(ctx context.Context, worker settle.Node, kind uint8, q question) ([]byte, error) {
+	c, err := m.cfg.Dialer.Dial(ctx, PeerOf(worker).String())
 	if err != nil {
 		return nil, err
 	}
@@ -133,32 +191,25 @@ func (m *Meter) stated(ctx context.Context, model string, request settle.QuoteID
 	if deadline, ok := ctx.Deadline(); ok {
 		c.SetDeadline(deadline)
 	}
-	record, err := ask(c, question{version, m.cfg.Network, request, model, w.Lines})
-	if err != nil {
-		return nil, err
-	}
-	r, err := settle.ParseReport(record)
-	if err == nil && (r.Role != settle.Statement || r.Signer != w.Worker || r.Request != request || r.Network != m.cfg.Network) {
-		err = fmt.Errorf("the answer is a %s of %s about request %s", r.Role, r.Signer, r.Request)
-	}
-	if err != nil {
-		return nil, err
-	}
-	return record, nil
+	return ask(c, kind, q)
 }
 
-// ask puts a question, and returns the statement that answers it.
-func ask(c Conn, q question) ([]byte, error) {
-	if err := p2p.NewFrameWriter(c, maxAsk).Write(p2p.Frame{Type: frameAsk, Payload: encodeAsk(q)}); err != nil {
+// ask puts a question, and returns the statement or division that answers it.
+func ask(c Conn, kind uint8, q question) ([]byte, error) {
+	want, most := frameStatement, maxStatement
+	if kind == frameDivide {
+		want, most = frameDivision, maxDivision
+	}
+	if err := p2p.NewFrameWriter(c, maxAsk).Write(p2p.Frame{Type: kind, Payload: encodeAsk(q)}); err != nil {
 		return nil, err
 	}
-	f, err := p2p.NewFrameReader(c, maxAnswer).Next()
+	f, err := p2p.NewFrameReader(c, most).Next()
 	switch {
 	case err != nil:
 		return nil, fmt.Errorf("answer: %w", err)
 	case f.Flags != 0 || f.ID != 0:
 		return nil, fmt.Errorf("frame with flags %d and id %d", f.Flags, f.ID)
-	case f.Type == frameStatement:
+	case f.Type == want:
 		return f.Payload, nil
 	case f.Type == frameRefused && len(f.Payload) <= maxText && utf8.Valid(f.Payload):
 		return nil, fmt.Errorf("it refuses: %s", f.Payload)

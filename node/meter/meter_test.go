@@ -68,7 +68,7 @@ func TestStatements(t *testing.T) {
 	says := func(b []byte) func(string, Conn) {
 		return func(_ string, c Conn) {
 			p2p.NewFrameReader(c, maxAsk).Next()
-			p2p.NewFrameWriter(c, maxAnswer).Write(p2p.Frame{Type: frameStatement, Payload: b})
+			p2p.NewFrameWriter(c, maxStatement).Write(p2p.Frame{Type: frameStatement, Payload: b})
 		}
 	}
 	signer := newTestSigner(t, "a", newMemory())
@@ -84,9 +84,8 @@ func TestStatements(t *testing.T) {
 	for _, name := range []string{"a", "other request", "foreign", "garbage", "hangs up", "silent", "gone"} {
 		pool.Pairs(peerOf(name), 0, 5)
 	}
-	work := meter.Draw("model", 10)
 	began := time.Now()
-	statements := meter.Statements(t.Context(), "model", testRequest, work)
+	work, statements := meter.Report(t.Context(), "model", testRequest, 10)
 	if took := time.Since(began); took > 3*time.Second {
 		t.Errorf("it took %v", took)
 	}
@@ -97,7 +96,7 @@ func TestStatements(t *testing.T) {
 	if len(got) != 2 || !slices.Equal(workOf(got, "a"), lines(2, 5)) || !slices.Equal(workOf(got, "entry"), lines(0, 10, 1, 10, 3, 10, 5, 10, 7, 10)) {
 		t.Errorf("credited %v", got)
 	}
-	if meter.Draw("unknown", 5) != nil {
+	if work, statements := meter.Report(t.Context(), "unknown", testRequest, 5); work != nil || statements != nil {
 		t.Error("work of an unknown model")
 	}
 }
@@ -114,12 +113,13 @@ func TestLiesGainNothing(t *testing.T) {
 		p2p.NewFrameReader(c, maxAsk).Next()
 		b, _ := settle.Report{Role: settle.Statement, Network: testNetwork, Request: testRequest, Signer: node("liar"), Seq: 1,
 			Work: []settle.Work{{Worker: node("liar"), Lines: lines(2, 40, 6, 40)}}}.Sign(keyOf("liar"))
-		p2p.NewFrameWriter(c, maxAnswer).Write(p2p.Frame{Type: frameStatement, Payload: b})
+		p2p.NewFrameWriter(c, maxStatement).Write(p2p.Frame{Type: frameStatement, Payload: b})
 	}
 	meter := newTestMeter(t, w)
-	claimed := []settle.Work{{Worker: node("a"), Lines: lines(2, 32)}, {Worker: node("liar"), Lines: lines(2, 3)}}
-	slices.SortFunc(claimed, func(x, y settle.Work) int { return slices.Compare(x.Worker[:], y.Worker[:]) })
-	got := credit(t, m, testRequest, 10, claimed, meter.Statements(t.Context(), "model", testRequest, claimed))
+	meter.Pool(m).Pairs(peerOf("a"), 0, 32)
+	meter.Pool(m).Pairs(peerOf("liar"), 0, 3)
+	claimed, statements := meter.Report(t.Context(), "model", testRequest, 10)
+	got := credit(t, m, testRequest, 10, claimed, statements)
 	if !slices.Equal(workOf(got, "a"), lines(2, 8)) {
 		t.Errorf("a is credited %v of the 8 pairs that it computed", workOf(got, "a"))
 	}

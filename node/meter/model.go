@@ -3,6 +3,7 @@ package meter
 import (
 	"fmt"
 	"math"
+	"strings"
 	"time"
 
 	"kvasird/ggml/gguf"
@@ -70,10 +71,14 @@ func PeerOf(n settle.Node) peer.ID { return peer.ID(ed25519ID + string(n[:])) }
 
 // account is the units that one peer has, by part.
 type account struct {
-	node  settle.Node
-	units []uint64
-	at    time.Time // when something was added last
+	node    settle.Node
+	carried bool // it had that done, and says by whom
+	units   []uint64
+	at      time.Time // when something was added last
 }
+
+// carriedName is before the peer id where what it carried is counted apart.
+const carriedName = "carried "
 
 // accounts are those of a model's parts by peer, so many at most.
 type accounts struct {
@@ -90,11 +95,12 @@ func newAccounts(m *Model, most int) accounts {
 // limit is the most units that are kept of a part.
 func (a *accounts) limit(part int) uint64 { return mostTokens * a.model.parts[part].PerToken }
 
-// open returns the account of a peer, in place of the one that was not used for longest
+// open returns the account of a name, in place of the one that was not used for longest
 // where there are as many as may be; nil: the peer cannot be paid.
-func (a *accounts) open(peerID string, now time.Time) *account {
-	c := a.by[peerID]
+func (a *accounts) open(name string, now time.Time) *account {
+	c := a.by[name]
 	if c == nil {
+		peerID, carried := strings.CutPrefix(name, carriedName)
 		node, err := NodeOf(peerID)
 		if err != nil {
 			return nil
@@ -102,8 +108,8 @@ func (a *accounts) open(peerID string, now time.Time) *account {
 		if len(a.by) >= a.most {
 			a.dropOldest()
 		}
-		c = &account{node: node, units: make([]uint64, len(a.model.parts))}
-		a.by[peerID] = c
+		c = &account{node: node, carried: carried, units: make([]uint64, len(a.model.parts))}
+		a.by[name] = c
 	}
 	c.at = now
 	return c

@@ -55,6 +55,11 @@ func (p *Pool) Window(peerID string, layers gguf.Range, rows int) {
 	})
 }
 
+// Carried adds rows that a peer answered with the whole model. It says itself who computed them.
+func (p *Pool) Carried(peerID string, rows int) {
+	p.Window(carriedName+peerID, gguf.Range{End: p.accounts.model.layers}, rows)
+}
+
 // Pairs adds (row, expert) pairs of a peer that were accepted into the combine; "" is
 // this node.
 func (p *Pool) Pairs(peerID string, layer, pairs int) {
@@ -92,12 +97,17 @@ func (p *Pool) putLocked(a *account, part int, units uint64) {
 	p.accounts.put(a, part, units)
 }
 
-// Draw takes what so many tokens need of each part, and no more than there is: of need
+// tokens is what so many tokens need of a part.
+func (p *Pool) tokens(n uint64) (need func(part int) uint64) {
+	return func(part int) uint64 { return min(n, mostTokens) * p.accounts.model.parts[part].PerToken }
+}
+
+// draw takes what is needed of each part, and no more than there is: of need
 // T out of P units, a worker whose units are those from number c to d, by worker
 // ascending, gives ⌊T·d/P⌋ − ⌊T·c/P⌋. So the sum is min(T, P) exactly, nobody gives more
 // than it has, and what rounding leaves goes to the worker at whose units it arises.
-// What a worker has that did nothing for ten minutes is dropped.
-func (p *Pool) Draw(tokens uint64) []settle.Work {
+// What a worker has that did nothing for ten minutes is dropped. What peers carried is apart.
+func (p *Pool) draw(need func(part int) uint64) (direct, carried []settle.Work) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	var list []*account
@@ -115,12 +125,20 @@ func (p *Pool) Draw(tokens uint64) []settle.Work {
 		work[i].Worker = a.node
 	}
 	for part, have := range p.accounts.total {
-		need := min(min(tokens, mostTokens)*p.accounts.model.parts[part].PerToken, have)
-		if need > 0 {
-			p.drawLocked(list, work, part, need, have)
+		if n := min(need(part), have); n > 0 {
+			p.drawLocked(list, work, part, n, have)
 		}
 	}
-	return slices.DeleteFunc(work, func(w settle.Work) bool { return len(w.Lines) == 0 })
+	for i, w := range work {
+		switch {
+		case len(w.Lines) == 0:
+		case list[i].carried:
+			carried = append(carried, w)
+		default:
+			direct = append(direct, w)
+		}
+	}
+	return direct, carried
 }
 
 // drawLocked takes need of have units of a part.

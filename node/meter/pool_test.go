@@ -18,6 +18,12 @@ func poolOf(m *Model) (*Pool, *time.Time) {
 	return newPool(m, peerOf("entry"), func() time.Time { return now }), &now
 }
 
+// drawn is what a request of so many tokens takes.
+func drawn(p *Pool, tokens uint64) []settle.Work {
+	work, _ := p.draw(p.tokens(tokens))
+	return work
+}
+
 // workOf is the lines of a node in a draw.
 func workOf(work []settle.Work, name string) []settle.Line {
 	i := slices.IndexFunc(work, func(w settle.Work) bool { return w.Worker == node(name) })
@@ -72,7 +78,7 @@ func TestDraw(t *testing.T) {
 	for _, tt := range tests {
 		p, _ := poolOf(testModel())
 		tt.fill(p)
-		work := p.Draw(tt.tokens)
+		work := drawn(p, tt.tokens)
 		if len(work) != len(tt.want) {
 			t.Errorf("%s: %d workers, want %d", tt.name, len(work), len(tt.want))
 		}
@@ -102,7 +108,7 @@ func TestDrawIsExact(t *testing.T) {
 				continue
 			}
 			tokens := uint64(r.IntN(20))
-			work := p.Draw(tokens)
+			work := drawn(p, tokens)
 			if _, _, err := settle.Shares(m.parts, tokens, work); err != nil {
 				t.Fatalf("seed %d: %v", seed, err)
 			}
@@ -139,7 +145,7 @@ func TestPoolIsBounded(t *testing.T) {
 		p.Pairs(peerOf("a"), 0, 3000)
 		p.Pairs(peerOf("b"), 0, 1000)
 	}
-	work := p.Draw(1 << 60)
+	work := drawn(p, 1<<60)
 	a, b := workOf(work, "a")[0].Units, workOf(work, "b")[0].Units
 	if a+b > 4*mostTokens || a+b < 2*mostTokens-4000 || a < 2*b || a > 4*b {
 		t.Errorf("%d and %d pairs are kept of %d, in proportion 3 to 1", a, b, 4*mostTokens)
@@ -155,7 +161,7 @@ func TestPoolIsBounded(t *testing.T) {
 	p.Pairs(peerOf("late"), 0, 1)
 	*now = now.Add(staleAfter)
 	p.Pairs(peerOf("new"), 0, 1)
-	if work := p.Draw(1000); len(work) != 2 || workOf(work, "late") == nil || workOf(work, "new") == nil {
+	if work := drawn(p, 1000); len(work) != 2 || workOf(work, "late") == nil || workOf(work, "new") == nil {
 		t.Errorf("%d workers after ten minutes, want the two that did something in them", len(work))
 	}
 }
@@ -172,7 +178,7 @@ func TestFullReceipt(t *testing.T) {
 			*now = now.Add(time.Millisecond)
 			p.Window(peerOf(fmt.Sprint(i)), gguf.Range{End: layers}, 1<<11)
 		}
-		work := p.Draw(mostTokens)
+		work := drawn(p, mostTokens)
 		r := settle.Report{Role: settle.Receipt, Network: testNetwork, Request: testRequest, Signer: node("entry"), Seq: 1, Tokens: mostTokens, Work: work}
 		b, err := r.Sign(keyOf("entry"))
 		if err != nil || len(work) == 0 {

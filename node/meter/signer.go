@@ -104,17 +104,15 @@ func (s *Signer) Counts(m *Model) *Counts {
 	return c
 }
 
-// Serve answers the question of a peer, and does not close the connection. How many a peer
-// asks at a time is bounded by the streams that the host lets it have; one that does not
-// come, or does not read, holds up nobody else.
-func (s *Signer) Serve(peerID string, c Conn) error {
+// serve answers the question of a peer; divide answers those about divisions.
+func (s *Signer) serve(peerID string, c Conn, divide func(context.Context, string, question) ([]byte, error)) error {
 	c.SetDeadline(time.Now().Add(answerTime))
 	f, err := p2p.NewFrameReader(c, maxAsk).Next()
 	if err != nil {
 		return fmt.Errorf("ask: %w", err)
 	}
 	var q question
-	if f.Type != frameAsk || f.ID != 0 || f.Flags != 0 {
+	if f.Type != frameAsk && (f.Type != frameDivide || divide == nil) || f.ID != 0 || f.Flags != 0 {
 		err = fmt.Errorf("frame of type %d, flags %d, id %d: want an ask", f.Type, f.Flags, f.ID)
 	} else {
 		q, err = decodeAsk(f.Payload)
@@ -124,11 +122,15 @@ func (s *Signer) Serve(peerID string, c Conn) error {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), answerTime)
 	defer cancel()
-	record, err := s.statement(ctx, peerID, q)
+	answer, say, most := s.statement, frameStatement, maxStatement
+	if f.Type == frameDivide {
+		answer, say, most = divide, frameDivision, maxDivision
+	}
+	record, err := answer(ctx, peerID, q)
 	if err != nil {
 		return s.refuse(c, err)
 	}
-	return p2p.NewFrameWriter(c, maxAnswer).Write(p2p.Frame{Type: frameStatement, Payload: record})
+	return p2p.NewFrameWriter(c, most).Write(p2p.Frame{Type: say, Payload: record})
 }
 
 // refuse says why there is no statement, and returns it.
@@ -141,8 +143,8 @@ func (s *Signer) refuse(c Conn, why error) error {
 	return errors.Join(why, p2p.NewFrameWriter(c, maxText).Write(p2p.Frame{Type: frameRefused, Payload: []byte(text)}))
 }
 
-// statement signs what is there of a question.
-func (s *Signer) statement(ctx context.Context, peerID string, q question) ([]byte, error) {
+// countsOf is what was computed of the model of a question.
+func (s *Signer) countsOf(q question) (*Counts, error) {
 	if q.Network != s.cfg.Network {
 		return nil, errors.New("this node is of another network")
 	}
@@ -155,6 +157,15 @@ func (s *Signer) statement(ctx context.Context, peerID string, q question) ([]by
 	if last := q.Lines[len(q.Lines)-1].Part; int(last) >= len(counts.accounts.model.parts) {
 		return nil, fmt.Errorf("model %s has %d parts, none is number %d", q.Model, len(counts.accounts.model.parts), last)
 	}
+	return counts, nil
+}
+
+// statement signs what is there of a question.
+func (s *Signer) statement(ctx context.Context, peerID string, q question) ([]byte, error) {
+	counts, err := s.countsOf(q)
+	if err != nil {
+		return nil, err
+	}
 	s.signing.Lock()
 	defer s.signing.Unlock()
 	old, err := s.recall(ctx, peerID, q.Request)
@@ -162,9 +173,6 @@ func (s *Signer) statement(ctx context.Context, peerID string, q question) ([]by
 		return nil, err
 	}
 	had := old.by[peerID]
-	if had == nil && len(old.by) >= mostAskers {
-		return nil, fmt.Errorf("%d others asked about this request", mostAskers)
-	}
 	got := counts.take(peerID, lessThan(q.Lines, had))
 	switch {
 	case len(got) == 0 && had != nil:
@@ -172,15 +180,37 @@ func (s *Signer) statement(ctx context.Context, peerID string, q question) ([]by
 	case len(got) == 0:
 		return nil, errors.New("nothing was computed here for this peer that is not signed already")
 	}
-	next, err := s.sign(q.Request, old, peerID, got)
-	if err == nil {
-		err = s.cfg.Keep.Put(ctx, q.Request.String(), next.record)
-	}
+	record, err := s.signMore(ctx, q.Request, old, peerID, got)
 	if err != nil {
 		counts.giveBack(peerID, got)
+	}
+	return record, err
+}
+
+// own signs what this node did of a peer's request, which nobody else counts.
+func (s *Signer) own(ctx context.Context, peerID string, id settle.QuoteID, lines []settle.Line) ([]byte, error) {
+	s.signing.Lock()
+	defer s.signing.Unlock()
+	old, err := s.recall(ctx, peerID, id)
+	if err != nil {
 		return nil, err
 	}
-	s.remember(q.Request, next)
+	return s.signMore(ctx, id, old, peerID, lines)
+}
+
+// signMore signs more than before of a request, and keeps that.
+func (s *Signer) signMore(ctx context.Context, id settle.QuoteID, old *signed, peerID string, more []settle.Line) ([]byte, error) {
+	if old.by[peerID] == nil && len(old.by) >= mostAskers {
+		return nil, fmt.Errorf("%d others asked about this request", mostAskers)
+	}
+	next, err := s.sign(id, old, peerID, more)
+	if err == nil {
+		err = s.cfg.Keep.Put(ctx, id.String(), next.record)
+	}
+	if err != nil {
+		return nil, err
+	}
+	s.remember(id, next)
 	return next.record, nil
 }
 

@@ -21,9 +21,9 @@ func asks(t *testing.T, s *Signer, who string, q question) (settle.Report, []byt
 	defer near.Close()
 	go func() {
 		defer far.Close()
-		s.Serve(peerOf(who), far)
+		s.serve(peerOf(who), far, nil)
 	}()
-	record, err := ask(near, q)
+	record, err := ask(near, frameAsk, q)
 	if err != nil {
 		return settle.Report{}, nil, err
 	}
@@ -177,7 +177,7 @@ func TestSignerRefuses(t *testing.T) {
 		{"id", p2p.Frame{Type: frameAsk, ID: 1, Payload: encodeAsk(good)}, "want an ask"},
 		{"no record", p2p.Frame{Type: frameAsk, Payload: []byte("x")}, "ask: "},
 		{"trailing bytes", p2p.Frame{Type: frameAsk, Payload: append(encodeAsk(good), 0)}, "ask: "},
-		{"version", with(func(q *question) { q.Version = 2 }), "version 2"},
+		{"version", with(func(q *question) { q.Version = 1 }), "version 1"},
 		{"no request", with(func(q *question) { q.Request = settle.QuoteID{} }), "names no request"},
 		{"no model", with(func(q *question) { q.Model = "" }), "model id"},
 		{"long model", with(func(q *question) { q.Model = strings.Repeat("m", maxModel+1) }), "model id"},
@@ -194,11 +194,11 @@ func TestSignerRefuses(t *testing.T) {
 	for _, tt := range tests {
 		near, far := net.Pipe()
 		served := make(chan error, 1)
-		go func() { served <- s.Serve(peerOf("entry"), far) }()
+		go func() { served <- s.serve(peerOf("entry"), far, nil) }()
 		if err := p2p.NewFrameWriter(near, maxAsk).Write(tt.frame); err != nil {
 			t.Fatal(err)
 		}
-		f, err := p2p.NewFrameReader(near, maxAnswer).Next()
+		f, err := p2p.NewFrameReader(near, maxStatement).Next()
 		if err != nil || f.Type != frameRefused || !strings.Contains(string(f.Payload), tt.want) {
 			t.Errorf("%s: frame %d %q, %v; want %q", tt.name, f.Type, f.Payload, err, tt.want)
 		}
@@ -219,7 +219,7 @@ func TestSilentAskers(t *testing.T) {
 	for i := range 50 {
 		near, far := net.Pipe()
 		done := make(chan error, 1)
-		go func() { done <- s.Serve(peerOf("entry"), far) }()
+		go func() { done <- s.serve(peerOf("entry"), far, nil) }()
 		if i%2 == 0 {
 			q := about(settle.QuoteID{1, byte(i)}, lines(2, 1))
 			if err := p2p.NewFrameWriter(near, maxAsk).Write(p2p.Frame{Type: frameAsk, Payload: encodeAsk(q)}); err != nil {
@@ -246,10 +246,10 @@ func TestNewRefuses(t *testing.T) {
 	if _, err := NewSigner(SignerConfig{Self: peerOf("a"), Key: keyOf("a")}); err == nil {
 		t.Error("a signer that keeps nothing")
 	}
-	if _, err := New(Config{Self: peerOf("a"), Key: keyOf("b"), Dialer: &swarm{}}); err == nil {
-		t.Error("a meter with another's key")
+	if _, err := New(Config{Dialer: &swarm{}}); err == nil {
+		t.Error("a meter without a signer")
 	}
-	if _, err := New(Config{Self: peerOf("a"), Key: keyOf("a")}); err == nil {
+	if _, err := New(Config{Signer: newTestSigner(t, "a", newMemory())}); err == nil {
 		t.Error("a meter without a dialer")
 	}
 	for _, id := range []string{"", "x", "QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"} {
@@ -294,7 +294,7 @@ func FuzzAnswer(f *testing.F) {
 				p2p.NewFrameWriter(c, 1<<20).Write(p2p.Frame{Type: typ, Payload: payload})
 			},
 		}})
-		record, err := m.stated(t.Context(), "model", testRequest, settle.Work{Worker: node("w"), Lines: lines(2, 1)})
+		record, err := m.statement(t.Context(), about(testRequest, nil), peerOf("entry"), settle.Work{Worker: node("w"), Lines: lines(2, 1)})
 		if err == nil && record == nil {
 			t.Error("neither a statement nor an error")
 		}

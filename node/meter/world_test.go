@@ -92,12 +92,17 @@ func (w *swarm) Dial(_ context.Context, peerID string) (Conn, error) {
 }
 
 func (w *swarm) add(name string, s *Signer) {
-	w.serve[peerOf(name)] = func(peerID string, c Conn) { s.Serve(peerID, c) }
+	w.serve[peerOf(name)] = func(peerID string, c Conn) { s.serve(peerID, c, nil) }
 }
 
 func newTestMeter(t *testing.T, d Dialer) *Meter {
 	t.Helper()
-	m, err := New(Config{Network: testNetwork, Self: peerOf("entry"), Key: keyOf("entry"), Dialer: d, Wait: time.Second})
+	return meterOf(t, newTestSigner(t, "entry", newMemory()), d)
+}
+
+func meterOf(t *testing.T, s *Signer, d Dialer) *Meter {
+	t.Helper()
+	m, err := New(Config{Signer: s, Dialer: d, Wait: time.Second})
 	if err != nil {
 		t.Fatal(err)
 	}

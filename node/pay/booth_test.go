@@ -310,15 +310,14 @@ type oneWorker struct {
 
 func (w oneWorker) node() settle.Node { return settle.Node(w.key.Public().(ed25519.PublicKey)) }
 
-func (w oneWorker) Draw(_ string, tokens uint64) []settle.Work {
-	w.drawn.Add(tokens)
-	return []settle.Work{{Worker: w.node(), Lines: []settle.Line{{Part: 0, Units: tokens}}}}
-}
+func (w oneWorker) Drop(_ string, tokens uint64) { w.drawn.Add(tokens) }
 
-func (w oneWorker) Statements(_ context.Context, _ string, request settle.QuoteID, work []settle.Work) [][]byte {
+func (w oneWorker) Report(_ context.Context, _ string, request settle.QuoteID, tokens uint64) ([]settle.Work, [][]byte) {
+	w.drawn.Add(tokens)
+	work := []settle.Work{{Worker: w.node(), Lines: []settle.Line{{Part: 0, Units: tokens}}}}
 	s, err := settle.Report{Role: settle.Statement, Network: settle.Hash(keyOf("network")), Request: request, Signer: w.node(), Seq: 1, Work: work}.Sign(w.key)
 	if err != nil {
 		panic(err)
 	}
-	return [][]byte{s}
+	return work, [][]byte{s}
 }

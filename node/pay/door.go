@@ -33,13 +33,13 @@ type Settlement interface {
 
 // Meter knows who computed what of a model. It is safe for concurrent use.
 type Meter interface {
-	// Draw takes the work of so many tokens out of what was counted for a model, by
-	// worker in ascending order: no more of a part than the tokens need. Failed requests
-	// draw too, and nobody is paid for that.
-	Draw(model string, tokens uint64) []settle.Work
-	// Statements asks the workers for their own signed word on it. Those that do not
+	// Report takes the work of so many tokens of a request out of what was counted for a
+	// model, by worker in ascending order: no more of a part than the tokens need. The
+	// statements are the workers' own signed word on it. Those of workers that do not
 	// answer before ctx ends are missing.
-	Statements(ctx context.Context, model string, request settle.QuoteID, work []settle.Work) [][]byte
+	Report(ctx context.Context, model string, request settle.QuoteID, tokens uint64) (work []settle.Work, statements [][]byte)
+	// Drop takes work out that nobody is paid for.
+	Drop(model string, tokens uint64)
 }
 
 // Config is what a Door works with.

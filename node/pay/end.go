@@ -13,7 +13,7 @@ import (
 
 // Times of a report.
 const (
-	statementTime = 10 * time.Second // for workers to sign
+	statementTime = 20 * time.Second // for workers to sign, and those who carried to ask theirs
 	tryTime       = 20 * time.Second // for the settlement to answer
 	firstPause    = time.Second      // then twice that, up to lastPause
 	lastPause     = 30 * time.Second
@@ -110,7 +110,7 @@ func (d *Door) evidence(ctx context.Context, e ended) (cashier.Ended, error) {
 		end.Failed = strings.ToValidUTF8(end.Failed[:min(len(end.Failed), maxReason)], "") // a cut may part a character
 	}
 	if d.cfg.Meter != nil && e.computed > end.Tokens {
-		d.cfg.Meter.Draw(e.quote.Model, e.computed-end.Tokens) // which pays no other request
+		d.cfg.Meter.Drop(e.quote.Model, e.computed-end.Tokens) // which pays no other request
 	}
 	if end.Tokens == 0 {
 		if end.Failed == "" {
@@ -124,9 +124,8 @@ func (d *Door) evidence(ctx context.Context, e ended) (cashier.Ended, error) {
 	}
 	receipt := settle.Report{Role: settle.Receipt, Network: terms.Network, Request: e.quote.ID, Signer: d.node, Seq: 1, Tokens: end.Tokens}
 	if d.cfg.Meter != nil {
-		receipt.Work = d.cfg.Meter.Draw(e.quote.Model, end.Tokens)
 		asking, cancel := context.WithTimeout(ctx, statementTime)
-		end.Statements = d.cfg.Meter.Statements(asking, e.quote.Model, e.quote.ID, receipt.Work)
+		receipt.Work, end.Statements = d.cfg.Meter.Report(asking, e.quote.Model, e.quote.ID, end.Tokens)
 		cancel()
 	}
 	end.Receipt, err = receipt.Sign(d.cfg.Key)
