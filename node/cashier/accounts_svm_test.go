@@ -380,7 +380,7 @@ func TestMatureInTime(t *testing.T) {
 	b.link(n, alice)
 	must[Payout](t)(b.As(n).Claim(t.Context(), Move{hashOf(1), 2000}))
 	v := &slowVault{Vault: b.cfg.Vault, stop: func() {}}
-	b.cfg.Vault = v
+	b.Desk.cfg.Vault = v
 	must[int](t)(0, b.Mature(t.Context()))
 	if len(v.asked) != 1 || v.had <= 0 || v.had > resolveFor {
 		t.Errorf("asked %d times, with %v to answer, at most %v", len(v.asked), v.had, resolveFor)
