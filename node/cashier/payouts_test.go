@@ -181,6 +181,7 @@ func TestResolveGoesOn(t *testing.T) {
 	const owners = 4
 	for i := range owners {
 		owner := settletest.NewWallet(fmt.Sprint("owner ", i)).Key
+		w.mint.Open(owner)
 		deposit(t, b, owner, 10)
 		must[Payout](t)(b.Claim(t.Context(), client, hashOf("claim", i), owner, 10))
 	}
