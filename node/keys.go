@@ -145,7 +145,7 @@ func checkKey(name string, l api.KeyLimits) error {
 func ringKeys(list []storedKey) []gateway.Key {
 	var keys []gateway.Key
 	for _, k := range list {
-		key := gateway.Key{Name: k.Name, RequestsPerMinute: k.RequestsPerMinute, TokensPerMinute: k.TokensPerMinute, Concurrent: k.Concurrent}
+		key := gateway.Key{Name: k.Name, RequestsPerMinute: k.RequestsPerMinute, TokensPerMinute: k.TokensPerMinute, Concurrent: k.Concurrent, Spend: k.Spend || k.Admin}
 		hex.Decode(key.Hash[:], []byte(k.Hash)) // checked, or our own
 		keys = append(keys, key)
 	}
@@ -193,7 +193,7 @@ func (b *keyBook) add(req api.NewKey) (api.CreatedKey, error) {
 	rand.Read(random[:]) // never fails: see crypto/rand
 	secret := secretPrefix + base64.RawURLEncoding.EncodeToString(random[:])
 	hash := gateway.HashKey(secret)
-	key := api.Key{Name: req.Name, KeyLimits: req.KeyLimits, CreatedUnix: b.now().Unix(), Admin: req.Admin}
+	key := api.Key{Name: req.Name, KeyLimits: req.KeyLimits, CreatedUnix: b.now().Unix(), Admin: req.Admin, Spend: req.Spend}
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	at, there := b.findLocked(req.Name)

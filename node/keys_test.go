@@ -24,6 +24,24 @@ func openTestKeys(t *testing.T, dir string) *keyBook {
 	return b
 }
 
+// TestWhoseKeySpends: an admin's and one that was made for it, also after a restart.
+func TestWhoseKeySpends(t *testing.T) {
+	dir := t.TempDir()
+	b := openTestKeys(t, dir)
+	secrets := map[string]bool{}
+	for _, k := range []api.NewKey{{Name: "admin", Admin: true}, {Name: "spender", Spend: true}, {Name: "user"}} {
+		secrets[must(b.add(k))(t).Secret] = k.Name != "user"
+	}
+	for range 2 {
+		for secret, want := range secrets {
+			if g, err := b.ring.Admit(secret); err != nil || g.Spend != want {
+				t.Errorf("%s: %v, %v", g.Owner, g.Spend, err)
+			}
+		}
+		b = openTestKeys(t, dir)
+	}
+}
+
 // TestKeyBook: keys hold at once and after a restart, and what is kept of them is
 // no key.
 func TestKeyBook(t *testing.T) {

@@ -27,6 +27,7 @@ func addKey(ctx context.Context, c console, f *flags) error {
 	f.IntVar(&req.TokensPerMinute, "tokens-per-minute", 0, "`number` of tokens of prompts and answers in a minute (default: no limit)")
 	f.IntVar(&req.Concurrent, "concurrent", 0, "`number` of requests at once (default: no limit)")
 	f.BoolVar(&req.Admin, "admin", false, "it may act for this node's account at the settlement, as the service token may")
+	f.BoolVar(&req.Spend, "spend", false, "what it asks may be paid from the balance that this node may spend, as what an admin's asks")
 	name, daemon, err := f.parseKeyName(c)
 	if err != nil {
 		return err
@@ -84,6 +85,9 @@ func printKeys(w io.Writer, keys []api.Key) {
 		name := k.Name
 		if k.Admin {
 			name += " (admin)"
+		}
+		if k.Spend {
+			name += " (may spend)"
 		}
 		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\n", name, limitText(k.RequestsPerMinute), limitText(k.TokensPerMinute), limitText(k.Concurrent),
 			time.Unix(k.CreatedUnix, 0).Format(time.DateOnly))

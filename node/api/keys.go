@@ -19,6 +19,7 @@ type Key struct {
 	KeyLimits
 	CreatedUnix int64 `json:"created_unix"`
 	Admin       bool  `json:"admin,omitempty"` // it may act for the node's account at the settlement
+	Spend       bool  `json:"spend,omitempty"` // its answers may be debited to the node's account, as an admin's
 }
 
 // NewKey asks for a key of that name: up to 64 of A-Z a-z 0-9 . _ -
@@ -26,6 +27,7 @@ type NewKey struct {
 	Name string `json:"name"`
 	KeyLimits
 	Admin bool `json:"admin,omitempty"`
+	Spend bool `json:"spend,omitempty"`
 }
 
 // CreatedKey is the only answer that has a key in it: the daemon keeps its hash.

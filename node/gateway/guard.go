@@ -63,6 +63,7 @@ func (g *Gateway) cors(w http.ResponseWriter, r *http.Request) bool {
 // account is what a request may and did use.
 type account struct {
 	owner  string
+	spend  bool // see Key
 	tokens int
 }
 
@@ -81,6 +82,16 @@ func owner(r *http.Request) string {
 		return a.owner
 	}
 	return ""
+}
+
+// maySpend says whether what the request costs may be the node's own debt: where keys are
+// asked for the key says so, else a client on this machine may.
+func maySpend(r *http.Request) bool {
+	if a, ok := r.Context().Value(accountKey{}).(*account); ok {
+		return a.spend
+	}
+	addr, err := netip.ParseAddrPort(r.RemoteAddr)
+	return err == nil && addr.Addr().Unmap().IsLoopback()
 }
 
 // asker tells those who wait for answers apart: by key, where keys are asked for,
@@ -107,7 +118,7 @@ func (g *Gateway) admit(w http.ResponseWriter, r *http.Request, next http.Handle
 		writeError(w, r, keyError(err))
 		return
 	}
-	a := &account{owner: grant.Owner}
+	a := &account{owner: grant.Owner, spend: grant.Spend}
 	defer func() { grant.Done(a.tokens) }()
 	next.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), accountKey{}, a)))
 }

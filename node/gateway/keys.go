@@ -19,6 +19,7 @@ type Keys interface {
 // Grant is an admitted request.
 type Grant struct {
 	Owner string           // name of the key
+	Spend bool             // as Key.Spend
 	Done  func(tokens int) // ends the request; called once
 }
 
@@ -39,6 +40,7 @@ type Key struct {
 	RequestsPerMinute int
 	TokensPerMinute   int // of prompts, but what was cached, and of answers
 	Concurrent        int
+	Spend             bool // answers may be debited to the node's account
 }
 
 // HashKey is how a key is kept. Keys are long and random, so that a plain hash
@@ -118,7 +120,7 @@ func (k *KeyRing) Admit(key string) (Grant, error) {
 		found.running--
 		found.tokens.level -= float64(tokens)
 	}
-	return Grant{Owner: found.Name, Done: done}, nil
+	return Grant{Owner: found.Name, Spend: found.Spend, Done: done}, nil
 }
 
 func (r *ringKey) admit(now time.Time) error {

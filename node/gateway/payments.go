@@ -38,6 +38,7 @@ type Cost struct {
 	// Body is the SHA-256 of the request's body, its Content-Encoding undone.
 	Body  [sha256.Size]byte
 	Owner string // of Quote only: the wallet that has to pay, as it was sent; empty: any
+	Spend bool   // of Charge only: this node may pay for the client
 }
 
 // Charge is a request that is paid for. End is called once, when nothing of the answer
@@ -81,7 +82,7 @@ func (g *Gateway) charge(w http.ResponseWriter, r *http.Request, m *servedModel,
 	if err := m.Engine.Ready(); err != nil {
 		return nil, engineError(err)
 	}
-	c.Model, c.Name = m.Digest, m.ID
+	c.Model, c.Name, c.Spend = m.Digest, m.ID, maySpend(r)
 	paid, err := g.cfg.Payments.Charge(r, w.Header(), c)
 	if err != nil {
 		return nil, engineError(err)

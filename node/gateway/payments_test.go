@@ -180,10 +180,46 @@ func TestChargePerAPI(t *testing.T) {
 				t.Errorf("got %d tokens, %v; want %d", got.tokens, got.failed, tt.delivered)
 			}
 			tt.want.Model, tt.want.Name, tt.want.Body = "0123456789abcdef", "m", sha256.Sum256([]byte(tt.body))
+			tt.want.Spend = true // nobody is asked for a key, and the client is on this machine
 			if !reflect.DeepEqual(p.costs, []Cost{tt.want}) {
 				t.Errorf("got %+v, want %+v", p.costs, tt.want)
 			}
 		})
+	}
+}
+
+// Whom the node may pay for: where keys are asked for the key says it, else the address.
+func TestWhoMaySpend(t *testing.T) {
+	ring := NewKeyRing([]Key{{Name: "spender", Hash: HashKey("s"), Spend: true}, {Name: "user", Hash: HashKey("u")}}, time.Now)
+	for _, tt := range []struct {
+		name, key, from string
+		keys            Keys
+		want            bool
+	}{
+		{"a key with the right", "s", "192.0.2.1:7", ring, true},
+		{"a key without", "u", "192.0.2.1:7", ring, false},
+		{"a key without, on this machine", "u", "127.0.0.1:7", ring, false},
+		{"no keys, on this machine", "", "127.0.0.1:7", nil, true},
+		{"no keys, on this machine, by IPv6", "", "[::1]:7", nil, true},
+		{"no keys, mapped", "", "[::ffff:127.0.0.1]:7", nil, true},
+		{"no keys, another machine", "", "192.0.2.1:7", nil, false},
+		{"no keys, a key all the same", "s", "192.0.2.1:7", nil, false},
+		{"no keys, no address", "", "@", nil, false},
+	} {
+		p := &till{t: t, refuse: &PaymentError{Status: 402}}
+		g, err := New(Config{Keys: tt.keys, Payments: p, Models: []Model{{ID: "m", VocabSize: 1000, Engine: (&scriptEngine{pieces: []string{"a"}}).engine()}}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		r := httptest.NewRequest("POST", "/v1/completions", strings.NewReader(`{"model":"m","prompt":"ab"}`))
+		r.Host, r.RemoteAddr = "localhost", tt.from
+		r.Header.Set("Content-Type", "application/json")
+		r.Header.Set("X-Api-Key", tt.key)
+		w := httptest.NewRecorder()
+		g.Handler().ServeHTTP(w, r)
+		if len(p.costs) != 1 || p.costs[0].Spend != tt.want {
+			t.Errorf("%s: %d %s, %+v, want %v", tt.name, w.Code, w.Body, p.costs, tt.want)
+		}
 	}
 }
 

@@ -87,9 +87,12 @@ func (c *call) ask() (cashier.Offer, error) {
 	return c.quote(settle.Wallet{})
 }
 
-// debit pays from the balance of the wallet that this node is linked to, or asks for
-// another payment.
+// debit pays from the balance of the wallet that this node is linked to, for a client that
+// may have that, or asks for another payment.
 func (c *call) debit(offer cashier.Offer) error {
+	if !c.cost.Spend {
+		return c.due(offer, "")
+	}
 	if err := c.take(offer.Quote.ID); err != nil {
 		return err
 	}

@@ -6,12 +6,14 @@ import (
 	"encoding/json"
 	"errors"
 	"net/http"
+	"net/http/httptest"
 	"strings"
 	"testing"
 	"time"
 	"unicode/utf8"
 
 	"kvasird/node/cashier"
+	"kvasird/node/gateway"
 	"kvasird/settle"
 )
 
@@ -64,6 +66,21 @@ func TestDebit(t *testing.T) {
 	}
 	s.booth.deposit(keyOf("poor"), 14_999)
 	s.post(body).is(t, "a balance that does not reach", 402, "payment_required")
+}
+
+// The balance is not that of every client of the gateway.
+func TestDebitNeedsTheRight(t *testing.T) {
+	s := newShop(t, words{})
+	s.booth.deposit(keyOf("payer"), 100_000)
+	r := httptest.NewRequest("POST", "/v1/completions", nil)
+	_, err := s.door.Charge(r, http.Header{}, gateway.Cost{Model: "d1", Name: "m", Prompt: 5, Answers: 10, Body: [32]byte{1}})
+	var e *gateway.PaymentError
+	if !errors.As(err, &e) || e.Status != 402 || e.Payment == nil {
+		t.Errorf("got %+v", err)
+	}
+	if n, has := s.booth.called("Debit"), s.booth.balance(keyOf("payer")); n != 0 || has != 100_000 {
+		t.Errorf("%d were debited, %d is left", n, has)
+	}
 }
 
 // The client's own transfer pays, once, for one body, to who has the secret.
