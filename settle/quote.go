@@ -18,6 +18,9 @@ const (
 	MaxModelName = 128
 	// MaxQuoteSeconds is how long an unpaid quote is open, at most.
 	MaxQuoteSeconds = 600
+	// LateSeconds is for how long after a quote's end a payment may still be named that
+	// was made in time: it takes a while to be final, and its payer may call again later.
+	LateSeconds = 600
 	// MaxTokens of one request, prompt and answer each.
 	MaxTokens = 1 << 24
 )

@@ -88,7 +88,8 @@ func (r Request) must(what string, states ...State) error {
 }
 
 // Reserve records a signature, before the chain is asked. That no other quote has it is
-// the ledger's part. Errors: ErrState, ErrExpired, ErrOtherPayment, ErrLease.
+// the ledger's part. It may be up to LateSeconds after the quote's end: whether the payment
+// was in time, its block says. Errors: ErrState, ErrExpired, ErrOtherPayment, ErrLease.
 func (r Request) Reserve(sig Signature, now, lease uint64) (Request, error) {
 	if r.State == Reserved {
 		if sig != r.Signature {
@@ -106,7 +107,7 @@ func (r Request) Reserve(sig Signature, now, lease uint64) (Request, error) {
 	if sig == (Signature{}) {
 		return r, fmt.Errorf("%w: it is all zero", ErrOtherPayment)
 	}
-	if now > r.Quote.Expires {
+	if now > r.Quote.Expires+LateSeconds {
 		return r, ErrExpired
 	}
 	r.State, r.Signature, r.Lease, r.Reason = Reserved, sig, lease, ""

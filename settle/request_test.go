@@ -183,7 +183,7 @@ func TestReserve(t *testing.T) {
 		now  uint64
 		want error
 	}{
-		{open, goodSig, 1120, nil}, {open, goodSig, 1121, ErrExpired}, {open, Signature{}, 1100, ErrOtherPayment},
+		{open, goodSig, 1120, nil}, {open, goodSig, 1120 + LateSeconds, nil}, {open, goodSig, 1121 + LateSeconds, ErrExpired}, {open, Signature{}, 1100, ErrOtherPayment},
 		{reserved, Signature{2}, 1100, ErrOtherPayment}, {reserved, goodSig, 1079, ErrLease}, {reserved, goodSig, 1080, nil},
 		{requestIn(t, Paid), Signature{2}, 1100, ErrState},
 	} {

@@ -29,7 +29,7 @@ const (
 
 // lateSeconds is how long after a quote's end its payment may still be asked about as
 // such. After that it can be a deposit.
-const lateSeconds = 600
+const lateSeconds = settle.LateSeconds
 
 // Refusals of a transfer.
 var (

@@ -205,6 +205,9 @@ func (d *Desk) coSign(ctx context.Context, r settle.Request, partial []byte) (se
 	if r.State != settle.Open {
 		return r, intent{}, refusal(CodeState, "quote", "the quote is paid by another transaction: it is %s", r.State)
 	}
+	if d.cfg.Books.seconds() > r.Quote.Expires { // it would be late for sure
+		return r, intent{}, explained("quote", settle.ErrExpired)
+	}
 	signed, err := d.cfg.Chain.CoSign(ctx, d.cfg.Fee, partial, solana.Due{Amount: r.Quote.Amount, Memo: r.Quote.ID.Memo()})
 	if err != nil {
 		return r, intent{}, explained("transaction", err)

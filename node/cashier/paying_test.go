@@ -50,9 +50,36 @@ func TestPayRefuses(t *testing.T) {
 	refused(t, "used", pay(s.entry.Key, Proof{s.quote().ID, sig, s.alice.Key}), CodeInvalid, "signature")
 	late := s.quote()
 	lateSig := s.pay(late.Amount, late.ID.Memo())
-	s.at.Add(quoteSeconds + 1)
-	refused(t, "after the quote's end", pay(s.entry.Key, Proof{late.ID, lateSig, s.alice.Key}), CodeState, "signature")
+	s.at.Add(quoteSeconds + lateSeconds + 1)
+	refused(t, "long after the quote's end", pay(s.entry.Key, Proof{late.ID, lateSig, s.alice.Key}), CodeState, "signature")
+	_, err := s.teller().PayX402(t.Context(), Partial{late.ID, s.x402(late, late.Amount)})
+	refused(t, "a transaction after the quote's end", err, CodeState, "quote")
 	s.cfg.Books.verified(t)
+}
+
+// TestNamedLate: who paid in time may say so after the quote's end, and runs the request;
+// a payment that was late is a balance. Until then it is no deposit.
+func TestNamedLate(t *testing.T) {
+	s := newShop(t)
+	q, lost := s.quote(), s.quote()
+	sig := s.pay(q.Amount, q.ID.Memo())
+	s.Advance(40)
+	s.at.Add(quoteSeconds + 5)
+	_, err := s.teller().Deposit(t.Context(), Deposit{Signature: sig, Owner: s.alice.Key, Amount: q.Amount})
+	refused(t, "it pays the quote", err, CodeState, "signature")
+	if r := must[settle.Request](t)(s.teller().Pay(t.Context(), Proof{q.ID, sig, s.alice.Key})); r.State != settle.Paid {
+		t.Errorf("it is %s", r.State)
+	}
+	must[Started](t)(s.teller().Run(t.Context(), q.ID))
+	s.at.Add(lateSeconds - 5) // the last moment
+	_, err = s.teller().Pay(t.Context(), Proof{lost.ID, settle.Signature{1}, s.alice.Key})
+	refused(t, "unknown", err, CodeNotYet, "signature")
+	s.at.Add(lateSeconds / 2)
+	must[int](t)(0, s.Tick(t.Context()))
+	if r := must[settle.Request](t)(s.cfg.Books.Request(lost.ID)); r.State != settle.Reserved {
+		t.Errorf("the one that was named last is %s, before anybody could know it", r.State)
+	}
+	s.holds(q.Amount)
 }
 
 // TestPaidOnce: of many calls at once with one signature, for one quote and for others,

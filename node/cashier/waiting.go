@@ -15,10 +15,10 @@ import (
 // For how long a request waits for its next step, in seconds. What it waits for is
 // written down with its state, and done by Desk.Tick.
 const (
-	keptQuote    = 3600        // an expired quote is forgotten then
-	keptReserved = lateSeconds // after the quote's end: a signature that no chain has seen is let go
-	keptPaid     = 3600        // a paid request that nobody starts gives all back
-	leaseAtLeast = 600         // a running one that nobody ends too
+	keptQuote    = 3600            // an expired quote is forgotten then
+	keptReserved = 2 * lateSeconds // after the quote's end: a signature that no chain has seen is let go, the latest one too
+	keptPaid     = 3600            // a paid request that nobody starts gives all back
+	leaseAtLeast = 600             // a running one that nobody ends too
 	leaseAtMost  = 6 * settle.Hour
 )
 
