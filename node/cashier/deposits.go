@@ -175,19 +175,6 @@ func (b *Books) free(p page, paid solana.Payment) error {
 			return fmt.Errorf("%w: %s: pay that with it", ErrPaysQuote, id)
 		}
 	}
-	v, ok, err := p.Get(signatureKey(paid.Signature))
-	if err != nil || !ok || settle.QuoteID(v) == (settle.QuoteID{}) {
-		return err
-	}
-	id := settle.QuoteID(v)
-	if err := p.request(id, &r); err != nil {
-		return err
-	}
-	if r.State != settle.Reserved {
-		return fmt.Errorf("%w: %s", ErrUsed, id)
-	}
-	if r, err = r.Refuse("the transfer is a deposit"); err != nil {
-		return err
-	}
-	return p.save(requestKey(id), r)
+	_, err := b.wrest(p, paid.Signature, "the transfer is a deposit")
+	return err
 }

@@ -72,7 +72,11 @@ func (t *Teller) Pay(ctx context.Context, p Proof) (settle.Request, error) {
 		return r, &Refusal{Code: CodeNotYet, Field: "quote", Text: "a payment of the quote is being looked at", Retry: askAgain}
 	}
 	defer t.release(p.ID)
-	if r, err = t.reserve(r, p.Signature, intent{Payer: p.Payer}); err != nil {
+	r, err = t.reserve(r, p.Signature, intent{Payer: p.Payer})
+	if errors.Is(err, errClaimed) {
+		return t.contest(ctx, r, p)
+	}
+	if err != nil {
 		return r, err
 	}
 	cut("reserved")
@@ -104,14 +108,16 @@ func (d *Desk) release(id settle.QuoteID) {
 	delete(d.busy, id)
 }
 
+// errClaimed refuses a signature that another quote has reserved: it is found out later
+// whether it pays that one.
+var errClaimed error = &Refusal{Code: CodeNotYet, Field: "signature", Text: "another quote claims the signature, which is being looked at", Retry: askAgain}
+
 // reserve binds a signature to the request before anybody is asked about it. Who is the
 // only one to prove it needs no lease.
 func (d *Desk) reserve(r settle.Request, sig settle.Signature, how intent) (settle.Request, error) {
 	got, err := d.cfg.Books.reserve(r.Quote.ID, sig, d.cfg.Books.seconds(), &how)
 	if errors.Is(err, ErrUsed) && d.undecided(sig) {
-		// Anybody may have seen the signature and named it first. It is soon found out
-		// whether it pays that one.
-		err = &Refusal{Code: CodeNotYet, Field: "signature", Text: "another quote claims the signature, which is being looked at", Retry: askAgain}
+		err = errClaimed
 	}
 	if err != nil {
 		return r, explained("signature", err)
@@ -133,32 +139,77 @@ func (d *Desk) undecided(sig settle.Signature) bool {
 	return err == nil && r.State == settle.Reserved
 }
 
+// contest pays with a signature that another quote has reserved, if the chain says that it
+// pays this one: anybody may have seen it there, and named it first.
+func (d *Desk) contest(ctx context.Context, r settle.Request, p Proof) (settle.Request, error) {
+	now := d.cfg.Books.seconds()
+	if _, err := r.Reserve(p.Signature, now, now); err != nil {
+		return r, explained("signature", err)
+	}
+	paid, err := d.proof(ctx, r.Quote, p.Signature, p.Payer)
+	if err != nil {
+		return r, errClaimed
+	}
+	got, _, err := d.cfg.Books.contest(r.Quote.ID, p.Signature, intent{Payer: p.Payer})
+	if err != nil {
+		return r, explained("signature", err)
+	}
+	d.closeQuote(r.Quote)
+	cut("contested")
+	return d.book(got, paid)
+}
+
 // prove asks the chain whether the signature of a reserved request pays it. All of what it
 // proves is booked: what is late or too little as a balance.
 func (d *Desk) prove(ctx context.Context, r settle.Request, payer settle.Wallet) (settle.Request, error) {
-	q := r.Quote
-	got, err := d.cfg.Chain.Payment(ctx, solana.Claim{Signature: r.Signature, Owner: payer, Amount: 1, Memo: q.ID.Memo(),
+	paid, err := d.proof(ctx, r.Quote, r.Signature, payer)
+	if errors.Is(err, solana.ErrInvalid) {
+		return d.refuse(r, err)
+	}
+	if err != nil {
+		return r, explained("signature", err)
+	}
+	cut("proved")
+	return d.book(r, paid)
+}
+
+// proof is what the chain proves of a signature as the payment of a quote.
+func (d *Desk) proof(ctx context.Context, q settle.Quote, sig settle.Signature, payer settle.Wallet) (settle.Payment, error) {
+	got, err := d.cfg.Chain.Payment(ctx, solana.Claim{Signature: sig, Owner: payer, Amount: 1, Memo: q.ID.Memo(),
 		NotBefore: q.CreatedSlot, Sponsor: d.feePayer()})
 	if err == nil && got.Time <= 0 {
 		err = fmt.Errorf("%w: no time of the block", solana.ErrUnverifiable)
 	}
-	if err == nil {
-		cut("proved")
-		r, err = d.cfg.Books.Pay(q.ID, settle.Payment{Signature: got.Signature, Message: got.Message, Memo: q.ID.Memo(),
-			Payer: got.Owner, Amount: got.Amount, Slot: got.Slot, Time: uint64(got.Time)})
-		cut("paid")
+	if err != nil {
+		return settle.Payment{}, err
 	}
-	switch {
-	case err == nil:
-		return r, lateOf(r)
-	case errors.Is(err, solana.ErrInvalid), errors.Is(err, settle.ErrKeyReused):
-		opened, refuse := d.cfg.Books.Refuse(q.ID, err.Error())
-		if refuse != nil {
-			return r, refuse
-		}
-		return opened, explained("signature", err)
+	return settle.Payment{Signature: got.Signature, Message: got.Message, Memo: q.ID.Memo(),
+		Payer: got.Owner, Amount: got.Amount, Slot: got.Slot, Time: uint64(got.Time)}, nil
+}
+
+// book books what the chain proved of a reserved request.
+func (d *Desk) book(r settle.Request, paid settle.Payment) (settle.Request, error) {
+	got, err := d.cfg.Books.Pay(r.Quote.ID, paid)
+	cut("paid")
+	if errors.Is(err, settle.ErrKeyReused) {
+		return d.refuse(r, err)
 	}
-	return r, explained("signature", err)
+	if err != nil {
+		return r, explained("signature", err)
+	}
+	return got, lateOf(got)
+}
+
+// refuse opens a request again whose payment is none, as why says.
+func (d *Desk) refuse(r settle.Request, why error) (settle.Request, error) {
+	opened, err := d.cfg.Books.Refuse(r.Quote.ID, why.Error())
+	if errors.Is(err, settle.ErrState) { // whom it pays has taken it
+		return r, explained("signature", why)
+	}
+	if err != nil {
+		return r, err
+	}
+	return opened, explained("signature", why)
 }
 
 // PayX402 is part of Service.

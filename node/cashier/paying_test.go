@@ -82,6 +82,35 @@ func TestNamedLate(t *testing.T) {
 	s.holds(q.Amount)
 }
 
+// TestContested: who names another's payment for a quote of its own keeps nobody from it.
+func TestContested(t *testing.T) {
+	s := newShop(t)
+	q := s.quote()
+	eves := must[Offer](t)(s.As(s.worker.Key).Quote(t.Context(), s.ask())).Quote
+	sig := s.pay(q.Amount, q.ID.Memo())
+	eve := func() error {
+		_, err := s.As(s.worker.Key).Pay(t.Context(), Proof{eves.ID, sig, s.alice.Key})
+		return err
+	}
+	refused(t, "Eve names it first", eve(), CodeNotYet, "signature")
+	_, err := s.teller().Pay(t.Context(), Proof{q.ID, sig, s.alice.Key})
+	refused(t, "before it is final", err, CodeNotYet, "signature")
+	if r := must[settle.Request](t)(s.cfg.Books.Request(eves.ID)); r.State != settle.Reserved {
+		t.Errorf("without a proof Eve's is %s", r.State)
+	}
+	s.Advance(40)
+	_, err = s.teller().Pay(t.Context(), Proof{s.quote().ID, sig, s.alice.Key})
+	refused(t, "a third quote that it does not pay", err, CodeNotYet, "signature")
+	if r := must[settle.Request](t)(s.teller().Pay(t.Context(), Proof{q.ID, sig, s.alice.Key})); r.State != settle.Paid || r.Payer != s.alice.Key {
+		t.Errorf("Alice's is %s of %s", r.State, r.Payer)
+	}
+	if r := must[settle.Request](t)(s.cfg.Books.Request(eves.ID)); r.State != settle.Open || r.Signature != (settle.Signature{}) || r.Reason == "" {
+		t.Errorf("Eve's is %s, %q", r.State, r.Reason)
+	}
+	refused(t, "Eve again", eve(), CodeInvalid, "signature")
+	s.holds(q.Amount)
+}
+
 // TestPaidOnce: of many calls at once with one signature, for one quote and for others,
 // one request is paid.
 func TestPaidOnce(t *testing.T) {

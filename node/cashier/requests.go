@@ -82,35 +82,80 @@ func (b *Books) Reserve(id settle.QuoteID, sig settle.Signature, lease uint64) (
 // signature already.
 func (b *Books) reserve(id settle.QuoteID, sig settle.Signature, lease uint64, how *intent) (settle.Request, error) {
 	return b.step(id, func(p page, r settle.Request) (settle.Request, []settle.Entry, error) {
-		v, ok, err := p.Get(signatureKey(sig))
-		if err != nil {
-			return r, nil, err
-		}
-		if ok && settle.QuoteID(v) != id {
-			return r, nil, ErrUsed
-		}
-		if r, err = r.Reserve(sig, b.seconds(), lease); err != nil {
-			return r, nil, err
-		}
-		if how != nil {
-			if err := p.keepIntent(id, sig, *how); err != nil {
-				return r, nil, err
-			}
-		}
-		return r, nil, p.Put(signatureKey(sig), id[:])
+		r, err := b.bind(p, r, sig, lease, how)
+		return r, nil, err
 	})
+}
+
+func (b *Books) bind(p page, r settle.Request, sig settle.Signature, lease uint64, how *intent) (settle.Request, error) {
+	id := r.Quote.ID
+	v, ok, err := p.Get(signatureKey(sig))
+	if err != nil {
+		return r, err
+	}
+	if ok && settle.QuoteID(v) != id {
+		return r, ErrUsed
+	}
+	if r, err = r.Reserve(sig, b.seconds(), lease); err != nil {
+		return r, err
+	}
+	if how != nil {
+		if err := p.keepIntent(id, sig, *how); err != nil {
+			return r, err
+		}
+	}
+	return r, p.Put(signatureKey(sig), id[:])
+}
+
+// contest is reserve for a request that the chain says a signature pays. Who reserved it
+// for another quote loses it: from is that one's request then. Errors: those of Reserve.
+func (b *Books) contest(id settle.QuoteID, sig settle.Signature, how intent) (r, from settle.Request, err error) {
+	r, err = b.step(id, func(p page, r settle.Request) (_ settle.Request, _ []settle.Entry, err error) {
+		if from, err = b.wrest(p, sig, "the transfer pays another quote"); err != nil {
+			return r, nil, err
+		}
+		r, err = b.bind(p, r, sig, b.seconds(), &how)
+		return r, nil, err
+	})
+	return r, from, err
+}
+
+// wrest takes a signature from the quote that it is reserved for, if there is one, and
+// gives that one's request. Error: ErrUsed when it is more than reserved.
+func (b *Books) wrest(p page, sig settle.Signature, reason string) (from settle.Request, err error) {
+	v, ok, err := p.Get(signatureKey(sig))
+	if err != nil || !ok || settle.QuoteID(v) == (settle.QuoteID{}) {
+		return from, err
+	}
+	id := settle.QuoteID(v)
+	if err := p.request(id, &from); err != nil {
+		return from, err
+	}
+	if from.State != settle.Reserved {
+		return from, fmt.Errorf("%w: %s", ErrUsed, id)
+	}
+	if from, err = p.letGo(from, reason); err != nil {
+		return from, err
+	}
+	return from, errors.Join(p.save(requestKey(id), from), p.watch(from, b.seconds()))
+}
+
+// letGo opens a request again, and frees its signature.
+func (p page) letGo(r settle.Request, reason string) (settle.Request, error) {
+	sig := r.Signature
+	r, err := r.Refuse(reason)
+	if err != nil {
+		return r, err
+	}
+	return r, p.Delete(signatureKey(sig))
 }
 
 // Refuse opens a request again after the chain's definite no, and lets go of the
 // signature, which may be another request's. Errors: ErrNoQuote, settle.ErrState.
 func (b *Books) Refuse(id settle.QuoteID, reason string) (settle.Request, error) {
 	return b.step(id, func(p page, r settle.Request) (settle.Request, []settle.Entry, error) {
-		sig := r.Signature
-		r, err := r.Refuse(reason)
-		if err != nil {
-			return r, nil, err
-		}
-		return r, nil, p.Delete(signatureKey(sig))
+		r, err := p.letGo(r, reason)
+		return r, nil, err
 	})
 }
 
