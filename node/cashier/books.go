@@ -30,7 +30,7 @@
 //	w seconds node       nothing: something of the node's bond is free then
 //	y wallet             ids of its newest payouts
 //	d seconds quote      the state in which something is due about the request then
-//	x quote              intent: the payment of a quote that is reserved, or was
+//	x quote              intent: the payment of a quote that is reserved, or was booked
 //	k quote              kept: reports of a request, and what came of it
 //	v model epoch        signed market.PriceRecord
 //	u model epoch quote  done: what was settled, for the price

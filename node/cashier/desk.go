@@ -80,10 +80,11 @@ type Desk struct {
 	node   settle.Node
 	secret settle.Hash // in the seeds of draws
 
-	mu    sync.Mutex // guards what follows
-	slot  uint64     // finalized on the chain
-	asked time.Time  // when
-	open  map[settle.Node]map[settle.QuoteID]uint64
+	mu    sync.Mutex              // guards what follows
+	slot  uint64                  // finalized on the chain
+	asked time.Time               // when
+	open  seats                   // quotes that nobody pays yet
+	named seats                   // those whose payment is not proved
 	busy  map[settle.QuoteID]bool // payments that are being proved
 	fees  map[settle.Node][]sponsored
 
@@ -110,7 +111,7 @@ func OpenDesk(cfg DeskConfig) (*Desk, error) {
 	}
 	d := &Desk{cfg: cfg, node: settle.Node(cfg.Key.Public().(ed25519.PublicKey)),
 		secret: sha256.Sum256(slices.Concat([]byte("kvasir draw secret 1\n"), cfg.Network[:], cfg.Key.Seed())),
-		open:   map[settle.Node]map[settle.QuoteID]uint64{}, busy: map[settle.QuoteID]bool{}, fees: map[settle.Node][]sponsored{},
+		open:   seats{}, named: seats{}, busy: map[settle.QuoteID]bool{}, fees: map[settle.Node][]sponsored{},
 		chains: map[settle.Hash]*market.PriceChain{}}
 	if err := d.readPrices(); err != nil {
 		return nil, fmt.Errorf("the settlement: %w", err)

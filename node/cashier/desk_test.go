@@ -171,6 +171,49 @@ func TestOpenQuotes(t *testing.T) {
 	}
 }
 
+// TestNamedQuotes: whose payments are named and not proved has no more quotes than so many,
+// also after those expire. What they wait for keeps nobody's money, and nothing of them stays.
+func TestNamedQuotes(t *testing.T) {
+	s := newShop(t)
+	q := s.quote()
+	for i := range maxNamed {
+		r := must[settle.Request](t)(s.cfg.Books.Request(s.quote().ID))
+		must[settle.Request](t)(s.reserve(r, settle.Signature{1, byte(i), byte(i >> 8)}, intent{Payer: s.alice.Key}))
+	}
+	_, err := s.teller().Quote(t.Context(), s.ask())
+	refused(t, "one more", err, CodeBusy, "")
+	must[Offer](t)(s.As(s.worker.Key).Quote(t.Context(), s.ask()))
+	sig := s.pay(q.Amount, q.ID.Memo())
+	s.Advance(40)
+	must[settle.Request](t)(s.teller().Pay(t.Context(), Proof{q.ID, sig, s.alice.Key}))
+	s.at.Add(quoteSeconds + 1)
+	s.forgetQuotes()
+	_, err = s.teller().Quote(t.Context(), s.ask())
+	refused(t, "when they are over", err, CodeBusy, "")
+
+	s.at.Add(keptPaid)
+	s.Fault(settletest.Fault{Drop: true})
+	must[int](t)(0, s.Tick(t.Context()))
+	if r := must[settle.Request](t)(s.cfg.Books.Request(q.ID)); r.State != settle.Credit {
+		t.Errorf("the paid one, that nobody started, is %s", r.State)
+	}
+	for range 2 * maxNamed / maxDue {
+		must[int](t)(0, s.Tick(t.Context()))
+	}
+	s.ClearFaults()
+	s.quote()
+	for letter, want := range map[byte]int{'r': 2, 'x': 1} { // of the paid one, and the last quote
+		n := 0
+		must[int](t)(0, s.cfg.Books.store.View(func(tx *kv.Tx) error {
+			return tx.Each([]byte{letter}, func(_, _ []byte) error { n++; return nil })
+		}))
+		if n != want {
+			t.Errorf("%d records %c are left, want %d", n, letter, want)
+		}
+	}
+	s.holds(q.Amount)
+}
+
 // TestRun: the loop does what is due, and ends with its context.
 func TestRun(t *testing.T) {
 	s := newShop(t)

@@ -122,7 +122,7 @@ func (d *Desk) reserve(r settle.Request, sig settle.Signature, how intent) (sett
 	if err != nil {
 		return r, explained("signature", err)
 	}
-	d.closeQuote(r.Quote)
+	d.nameQuote(r.Quote)
 	return got, nil
 }
 
@@ -150,11 +150,14 @@ func (d *Desk) contest(ctx context.Context, r settle.Request, p Proof) (settle.R
 	if err != nil {
 		return r, errClaimed
 	}
-	got, _, err := d.cfg.Books.contest(r.Quote.ID, p.Signature, intent{Payer: p.Payer})
+	got, from, err := d.cfg.Books.contest(r.Quote.ID, p.Signature, intent{Payer: p.Payer})
 	if err != nil {
 		return r, explained("signature", err)
 	}
-	d.closeQuote(r.Quote)
+	d.nameQuote(r.Quote)
+	if from.State == settle.Open {
+		d.reopenQuote(from.Quote)
+	}
 	cut("contested")
 	return d.book(got, paid)
 }
@@ -197,6 +200,7 @@ func (d *Desk) book(r settle.Request, paid settle.Payment) (settle.Request, erro
 	if err != nil {
 		return r, explained("signature", err)
 	}
+	d.closeQuote(r.Quote)
 	return got, lateOf(got)
 }
 
@@ -209,6 +213,7 @@ func (d *Desk) refuse(r settle.Request, why error) (settle.Request, error) {
 	if err != nil {
 		return r, err
 	}
+	d.reopenQuote(r.Quote)
 	return opened, explained("signature", why)
 }
 
@@ -277,6 +282,7 @@ func (d *Desk) coSign(ctx context.Context, r settle.Request, partial []byte) (se
 		if opened, err := d.cfg.Books.Refuse(r.Quote.ID, err.Error()); err != nil {
 			return opened, how, err
 		}
+		d.reopenQuote(r.Quote)
 		return r, how, explained("transaction", err)
 	}
 	d.send(ctx, how.Signed)
@@ -336,8 +342,11 @@ func (d *Desk) recheck(ctx context.Context, r settle.Request, now uint64) error 
 		gone = err == nil && (outcome == solana.Expired || outcome == solana.Failed)
 	}
 	if gone {
-		_, err := d.cfg.Books.Refuse(r.Quote.ID, "no chain has the transaction")
-		return err
+		if _, err := d.cfg.Books.Refuse(r.Quote.ID, "no chain has the transaction"); err != nil {
+			return err
+		}
+		d.reopenQuote(r.Quote)
+		return nil
 	}
 	return d.cfg.Books.rewatch(r)
 }

@@ -10,8 +10,9 @@ import (
 
 // Limits of quotes.
 const (
-	quoteSeconds = 120 // for which an unpaid one is open
-	maxOpen      = 256 // unpaid quotes of one node
+	quoteSeconds = 120  // for which an unpaid one is open
+	maxOpen      = 256  // unpaid quotes of one node
+	maxNamed     = 1024 // and those whose payment is named and not proved: no more quotes then
 	maxAskers    = 1 << 14
 	secretBytes  = 32
 	slotFresh    = 5 * time.Second
@@ -92,43 +93,78 @@ func (d *Desk) finalized(ctx context.Context) (uint64, error) {
 	return slot, nil
 }
 
+// seats are quotes that count among those of their node, with until when.
+type seats map[settle.Node]map[settle.QuoteID]uint64
+
+func (s seats) take(q settle.Quote, until uint64) {
+	if s[q.Entry] == nil {
+		s[q.Entry] = map[settle.QuoteID]uint64{}
+	}
+	s[q.Entry][q.ID] = until
+}
+
+func (s seats) leave(q settle.Quote) { delete(s[q.Entry], q.ID) }
+
+// forget lets those go whose time is over.
+func (s seats) forget(now uint64) {
+	for node, of := range s {
+		maps.DeleteFunc(of, func(_ settle.QuoteID, until uint64) bool { return until < now })
+		if len(of) == 0 {
+			delete(s, node)
+		}
+	}
+}
+
 // openQuote counts a quote among the unpaid ones of its node. Error: a Refusal.
 func (d *Desk) openQuote(q settle.Quote) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	of := d.open[q.Entry]
-	if of == nil {
-		if len(d.open) >= maxAskers {
-			return &Refusal{Code: CodeBusy, Text: "too many nodes have unpaid quotes", Retry: quoteSeconds}
-		}
-		of = map[settle.QuoteID]uint64{}
-		d.open[q.Entry] = of
+	if d.open[q.Entry] == nil && len(d.open) >= maxAskers {
+		return &Refusal{Code: CodeBusy, Text: "too many nodes have unpaid quotes", Retry: quoteSeconds}
 	}
-	if len(of) >= maxOpen {
-		maps.DeleteFunc(of, func(_ settle.QuoteID, expires uint64) bool { return expires < q.Created })
+	if of := d.open[q.Entry]; len(of) >= maxOpen {
+		maps.DeleteFunc(of, func(_ settle.QuoteID, until uint64) bool { return until < q.Created })
 	}
-	if len(of) >= maxOpen {
+	if len(d.open[q.Entry]) >= maxOpen {
 		return &Refusal{Code: CodeBusy, Text: "this node has too many unpaid quotes", Retry: quoteSeconds}
 	}
-	of[q.ID] = q.Expires
+	if len(d.named[q.Entry]) >= maxNamed {
+		return &Refusal{Code: CodeBusy, Text: "too many payments of this node are named that no chain has", Retry: quoteSeconds}
+	}
+	d.open.take(q, q.Expires)
 	return nil
 }
 
+// nameQuote counts a quote among those whose payment is named and not proved: naming one
+// costs nothing. It stays so until the request is paid, or refused, or its signature let go.
+func (d *Desk) nameQuote(q settle.Quote) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.open.leave(q)
+	d.named.take(q, q.Expires+2*keptReserved)
+}
+
+// reopenQuote takes back nameQuote.
+func (d *Desk) reopenQuote(q settle.Quote) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.named.leave(q)
+	d.open.take(q, q.Expires)
+}
+
+// closeQuote counts a quote no longer.
 func (d *Desk) closeQuote(q settle.Quote) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	delete(d.open[q.Entry], q.ID)
+	d.open.leave(q)
+	d.named.leave(q)
 }
 
-// forgetQuotes forgets which quotes were open that are not any more.
+// forgetQuotes forgets which quotes counted that do not any more.
 func (d *Desk) forgetQuotes() {
 	now := d.seconds()
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	for node, of := range d.open {
-		maps.DeleteFunc(of, func(_ settle.QuoteID, expires uint64) bool { return expires < now })
-		if len(of) == 0 {
-			delete(d.open, node)
-		}
-	}
+	d.open.forget(now)
+	d.named.forget(now)
 }

@@ -140,14 +140,14 @@ func (b *Books) wrest(p page, sig settle.Signature, reason string) (from settle.
 	return from, errors.Join(p.save(requestKey(id), from), p.watch(from, b.seconds()))
 }
 
-// letGo opens a request again, and frees its signature.
+// letGo opens a request again, and forgets its payment.
 func (p page) letGo(r settle.Request, reason string) (settle.Request, error) {
 	sig := r.Signature
 	r, err := r.Refuse(reason)
 	if err != nil {
 		return r, err
 	}
-	return r, p.Delete(signatureKey(sig))
+	return r, errors.Join(p.Delete(signatureKey(sig)), p.Delete(intentKey(r.Quote.ID)))
 }
 
 // Refuse opens a request again after the chain's definite no, and lets go of the

@@ -63,30 +63,53 @@ type due struct {
 	state settle.State
 }
 
-// maxDue bounds what one Tick does, and deletes at a time.
+// maxDue bounds what one Tick does of each urgency.
 const maxDue = 256
 
-// dueBy are what is due by a time, oldest first.
-func (b *Books) dueBy(now uint64) (all []due, err error) {
-	err = b.store.View(func(tx *kv.Tx) error {
+// Urgencies of what is due. What waits for the chain keeps nobody's money from going back.
+const (
+	refunds = iota
+	forgets
+	rechecks
+	urgencies
+)
+
+func urgencyOf(s settle.State) int {
+	switch s {
+	case settle.Open:
+		return forgets
+	case settle.Reserved:
+		return rechecks
+	}
+	return refunds
+}
+
+// dueBy are what is due by a time: the most urgent first, and of those the oldest.
+func (b *Books) dueBy(now uint64) ([]due, error) {
+	var all [urgencies][]due
+	err := b.store.View(func(tx *kv.Tx) error {
 		return tx.Each([]byte{'d'}, func(k, v []byte) error {
 			if len(k) != 25 || len(v) != 1 {
 				return fmt.Errorf("%w: record %x", ErrBooks, k)
 			}
-			if binary.BigEndian.Uint64(k[1:]) > now || len(all) == maxDue {
+			if binary.BigEndian.Uint64(k[1:]) > now {
 				return errEnough
 			}
-			all = append(all, due{slices.Clone(k), settle.QuoteID(k[9:]), settle.State(v[0])})
+			state := settle.State(v[0])
+			if of := &all[urgencyOf(state)]; len(*of) < maxDue {
+				*of = append(*of, due{slices.Clone(k), settle.QuoteID(k[9:]), state})
+			}
 			return nil
 		})
 	})
 	if errors.Is(err, errEnough) {
 		err = nil
 	}
-	return all, err
+	return slices.Concat(all[:]...), err
 }
 
-// did forgets what was due; a quote that expired unpaid is forgotten with it.
+// did forgets what was due; a quote that expired unpaid is forgotten with it, and how it
+// was to be paid.
 func (b *Books) did(all []due, now uint64) error {
 	if len(all) == 0 {
 		return nil
@@ -99,7 +122,7 @@ func (b *Books) did(all []due, now uint64) error {
 			var r settle.Request
 			ok, err := page{tx}.load(requestKey(d.id), &r)
 			if err == nil && ok && r.State == settle.Open && now >= r.Quote.Expires+keptQuote {
-				err = tx.Delete(requestKey(d.id))
+				err = errors.Join(tx.Delete(requestKey(d.id)), tx.Delete(intentKey(d.id)))
 			}
 			if err != nil {
 				return err
