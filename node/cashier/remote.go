@@ -15,6 +15,7 @@ import (
 // Errors of a Remote that are no refusals.
 var (
 	ErrAway   = errors.New("the node that settles cannot be reached")
+	ErrLost   = errors.New("it was asked, and its answer is lost") // ErrAway too
 	ErrFailed = errors.New("the settlement failed")
 )
 
@@ -22,7 +23,8 @@ var (
 var pauses = [...]time.Duration{200 * time.Millisecond, time.Second}
 
 // Remote is the Service of a settlement elsewhere. It is safe for concurrent use. A call
-// whose connection breaks is made again; errors are *Refusal, ErrAway and ErrFailed.
+// whose connection breaks is made again, but for those that count once; errors are
+// *Refusal, ErrAway, ErrLost and ErrFailed.
 type Remote struct {
 	dial func(ctx context.Context) (Conn, error)
 }
@@ -43,7 +45,9 @@ func callRemote[Out any](ctx context.Context, r *Remote, o op, in any) (out Out,
 			return out, err
 		case errors.As(err, &bad):
 			return out, fmt.Errorf("%w: its answer cannot be read: %w", ErrFailed, err)
-		case try == len(pauses), ctx.Err() != nil, sent && o == opActivate: // a code counts once
+		case sent && (o == opActivate || o == opRun): // a code counts once, and what runs is refused
+			return out, fmt.Errorf("%w: %w: %w", ErrAway, ErrLost, err)
+		case try == len(pauses), ctx.Err() != nil:
 			return out, fmt.Errorf("%w: %w", ErrAway, err)
 		}
 		select {

@@ -251,6 +251,14 @@ func TestRemoteTriesAgain(t *testing.T) {
 		if _, err := breaking.Activate(t.Context(), Activation{}); !errors.Is(err, ErrAway) || lost != 1 {
 			t.Errorf("activate: %v after %d calls, a code counts once", err, lost)
 		}
+		lost = 0
+		if _, err := breaking.Run(t.Context(), settle.QuoteID{1}); !errors.Is(err, ErrLost) || lost != 1 {
+			t.Errorf("run: %v after %d calls, what runs is refused", err, lost)
+		}
+		d = newDoorTo(t, &echo{}, 2)
+		if _, err := d.remote.Run(t.Context(), settle.QuoteID{1}); err != nil || d.dials != 3 {
+			t.Errorf("run: %v after %d calls, of which two reached nobody", err, d.dials)
+		}
 		if _, err := breaking.Quote(t.Context(), Ask{Model: strings.Repeat("m", maxCall)}); err == nil || !strings.Contains(err.Error(), "at most") {
 			t.Errorf("a large question: %v", err)
 		}

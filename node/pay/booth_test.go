@@ -222,6 +222,9 @@ func (b *booth) Run(_ context.Context, id settle.QuoteID) (cashier.Started, erro
 		return cashier.Started{}, err
 	}
 	r, err := b.books.Run(id, b.seconds()+600, 9)
+	if lost := b.call("Ran"); err == nil && lost != nil {
+		return cashier.Started{}, lost
+	}
 	return cashier.Started{Request: r, Seed: sha256.Sum256(id[:])}, state(err)
 }
 

@@ -2,6 +2,7 @@ package pay
 
 import (
 	"context"
+	"errors"
 	"net/http"
 
 	"kvasird/node/cashier"
@@ -30,7 +31,7 @@ func (d *Door) Charge(r *http.Request, h http.Header, cost gateway.Cost) (gatewa
 	switch {
 	case err == nil:
 		return &charge{d, started}, nil
-	case c.debited: // nobody will come back for it
+	case c.debited, c.lost: // nobody will come back for it, or could have it run
 		d.ended <- ended{quote: settle.Quote{ID: id}, failed: err}
 	case c.taken:
 		d.leave(id)
@@ -54,6 +55,7 @@ type call struct {
 	cost    gateway.Cost
 	taken   bool // the request is open at the door
 	debited bool // or may be: no answer came
+	lost    bool // it may run at the settlement, and does not here
 }
 
 // take opens the request at the door, once it is known that this client may have its
@@ -183,6 +185,7 @@ func (c *call) run(id settle.QuoteID) (cashier.Started, error) {
 	}
 	started, err := c.d.cfg.Settlement.Run(ctx, id)
 	if err != nil {
+		c.lost = mayRun(err)
 		return started, refused(err)
 	}
 	if !c.debited {
@@ -193,6 +196,16 @@ func (c *call) run(id settle.QuoteID) (cashier.Started, error) {
 		setHeader(c.h, headerResponse, response{Success: true, Transaction: r.Signature.String(), Network: chainName(terms), Payer: r.Payer.String()})
 	}
 	return started, nil
+}
+
+// mayRun says whether a request may run after an error of Run: when the settlement may
+// have been asked, and did not clearly refuse.
+func mayRun(err error) bool {
+	var r *cashier.Refusal
+	if errors.As(err, &r) {
+		return r.Code == cashier.CodeNotYet // the settlement gave up waiting
+	}
+	return !errors.Is(err, cashier.ErrAway) || errors.Is(err, cashier.ErrLost)
 }
 
 // charge is a request that runs.

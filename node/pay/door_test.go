@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -294,6 +295,44 @@ func TestSettlementFails(t *testing.T) {
 		if s.close(); len(s.booth.reported()) != tt.ends || s.booth.balance(payer) != 100_000 {
 			t.Errorf("%s: %d ends, balance %d", tt.method, len(s.booth.reported()), s.booth.balance(payer))
 		}
+	}
+}
+
+// What may run at the settlement, and does not here, is given back at once; what it
+// refused clearly, or never heard of, can be run when the client calls again.
+func TestRunLost(t *testing.T) {
+	tests := []struct {
+		what   string
+		method string // Ran: after it runs
+		err    error
+		code   string
+		ends   int
+	}{
+		{"no answer", "Ran", fmt.Errorf("%w: %w: reset", cashier.ErrAway, cashier.ErrLost), "settlement_unreachable", 1},
+		{"it was not taken", "Run", fmt.Errorf("%w: %w: reset", cashier.ErrAway, cashier.ErrLost), "settlement_unreachable", 1},
+		{"failed", "Ran", cashier.ErrFailed, "settlement_unreachable", 1},
+		{"the client hung up", "Ran", context.Canceled, "settlement_unreachable", 1},
+		{"it takes longer", "Ran", &cashier.Refusal{Code: cashier.CodeNotYet, Text: "later"}, "not_yet", 1},
+		{"never asked", "Run", fmt.Errorf("%w: no route", cashier.ErrAway), "settlement_unreachable", 0},
+		{"busy", "Run", &cashier.Refusal{Code: cashier.CodeBusy, Text: "many"}, "busy", 0},
+	}
+	for _, tt := range tests {
+		s := newShop(t, words{})
+		payer := keyOf("payer")
+		o := s.post(body).offer(t)
+		paid := byTransfer(o, s.booth.transfer(o.Quote, payer, quoted), payer)
+		s.booth.failing(tt.method, tt.err)
+		s.post(body, paid...).is(t, tt.what, 503, tt.code)
+		if tt.ends == 0 {
+			if a := s.post(body, paid...); a.status != 200 {
+				t.Errorf("%s: again %d %s", tt.what, a.status, a.body)
+			}
+			continue
+		}
+		if s.reported(1); s.booth.balance(payer) != quoted || s.state(o.Quote) != settle.Credit {
+			t.Errorf("%s: %s, the payer has %d back", tt.what, s.state(o.Quote), s.booth.balance(payer))
+		}
+		s.post(body, paid...).is(t, tt.what+", again", 409, "already_answered")
 	}
 }
 
