@@ -87,17 +87,26 @@ func (j Job) checkReceipt(r Report) error {
 	return nil
 }
 
-// checkRate compares units/perToken tokens in Seconds with 1.25 times the shown rate.
-func (j Job) checkRate(worker Node, units, perToken uint64) error {
+// MostUnits is how many units of a part a worker can have done in Seconds, at 1.25 times the
+// rate that it has shown. Error: that does not fit 64 bits.
+func (j Job) MostUnits(worker Node, perToken uint64) (uint64, error) {
 	shown, _, err := mulDiv(j.Rates[worker], ReporterRatePPM, PPM)
 	if err != nil {
-		return err
+		return 0, err
 	}
 	most, _, err := mulDiv(shown, max(j.Seconds, 1)*perToken, 1000)
-	if err != nil || units <= most { // so fast that it does not fit: no limit
-		return nil
+	if err != nil { // so fast that it does not fit: no limit
+		return ^uint64(0), nil
 	}
-	return fmt.Errorf("%w: %s, %d units, at most %d in %d s", ErrTooFast, worker, units, most, j.Seconds)
+	return most, nil
+}
+
+func (j Job) checkRate(worker Node, units, perToken uint64) error {
+	most, err := j.MostUnits(worker, perToken)
+	if err == nil && units > most {
+		err = fmt.Errorf("%w: %s, %d units, at most %d in %d s", ErrTooFast, worker, units, most, j.Seconds)
+	}
+	return err
 }
 
 // CheckReporter refuses another claim of a reporter whose unsettled ones, in base units,

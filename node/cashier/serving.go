@@ -244,7 +244,10 @@ func bounded(j settle.Job, work []settle.Work) (all []settle.Work, err error) {
 			if int64(l.Part) >= int64(len(j.Parts)) {
 				return nil, fmt.Errorf("%w: part %d of %d", settle.ErrLines, l.Part, len(j.Parts))
 			}
-			most := mulDiv(j.Rates[w.Worker]+j.Rates[w.Worker]/4, max(j.Seconds, 1)*j.Parts[l.Part].PerToken, 1000)
+			most, err := j.MostUnits(w.Worker, j.Parts[l.Part].PerToken)
+			if err != nil {
+				return nil, err
+			}
 			if l.Units = min(l.Units, most); l.Units > 0 {
 				cut.Lines = append(cut.Lines, l)
 			}
