@@ -18,6 +18,7 @@ import (
 	"kvasird/ggml/tiny"
 	"kvasird/node/engine"
 	"kvasird/node/meter"
+	"kvasird/p2p"
 	"kvasird/settle"
 )
 
@@ -141,7 +142,7 @@ func BenchmarkMetering(b *testing.B) {
 	path := must(tiny.Write(b.TempDir()))(b)
 	keyOf := func(i byte) (ed25519.PrivateKey, string) {
 		key := ed25519.NewKeyFromSeed([]byte{31: i})
-		return key, meter.PeerOf(settle.Node(key.Public().(ed25519.PublicKey))).String()
+		return key, p2p.PeerOf(settle.Node(key.Public().(ed25519.PublicKey))).String()
 	}
 	key, entry := keyOf(1)
 	_, worker := keyOf(2)
@@ -161,8 +162,8 @@ func BenchmarkMetering(b *testing.B) {
 	asker := must(meter.NodeOf(entry))(b)
 	for _, together := range []int{1, 4} {
 		b.Run(map[int]string{1: "alone", 4: "four together"}[together], func(b *testing.B) {
-			plain := newDispatched(b, rt, path, worker, peerAddr(meter.PeerOf(asker)), hooks{})
-			metered := newDispatched(b, rt, path, worker, peerAddr(meter.PeerOf(asker)), counted)
+			plain := newDispatched(b, rt, path, worker, peerAddr(p2p.PeerOf(asker)), hooks{})
+			metered := newDispatched(b, rt, path, worker, peerAddr(p2p.PeerOf(asker)), counted)
 			plain.answers(b, together)
 			metered.answers(b, together)
 			plain.took, metered.took = nil, nil

@@ -17,7 +17,6 @@ import (
 	"kvasird/ggml/gguf"
 	"kvasird/market"
 	"kvasird/node/cashier"
-	"kvasird/node/meter"
 	"kvasird/p2p"
 	"kvasird/settle"
 )
@@ -96,7 +95,7 @@ func (p *prices) keepIn(ctx context.Context, books *cashier.Books, desk *cashier
 
 // openPrices reads what is remembered, and takes part in telling prices. run has to be started.
 func openPrices(cfg pricesConfig) (*prices, error) {
-	key, err := meter.NodeOf(cfg.Publisher.String())
+	key, err := p2p.KeyOf(cfg.Publisher)
 	if err != nil {
 		return nil, fmt.Errorf("who settles: %w", err)
 	}

@@ -40,16 +40,21 @@ func (i Identity) PrivateKey() ed25519.PrivateKey {
 	return raw
 }
 
-// KeyOf is the public key in the peer id of an ed25519 key.
+// ed25519ID is how the id of a peer with an ed25519 key begins: an identity multihash
+// of 36 bytes, which are the protobuf of key type 1 and a key of 32 bytes.
+const ed25519ID = "\x00\x24\x08\x01\x12\x20"
+
+// KeyOf is the public key in the peer id of an ed25519 key. A key has one such id.
 func KeyOf(id peer.ID) (key [ed25519.PublicKeySize]byte, err error) {
-	public, err := authorityKey(id)
-	if err != nil {
+	if len(id) != len(ed25519ID)+len(key) || string(id[:len(ed25519ID)]) != ed25519ID {
 		return key, fmt.Errorf("peer id %s is not of an ed25519 key", id)
 	}
-	raw, err := public.Raw()
-	copy(key[:], raw)
-	return key, err
+	copy(key[:], id[len(ed25519ID):])
+	return key, nil
 }
+
+// PeerOf is the peer id of an ed25519 key.
+func PeerOf(key [ed25519.PublicKeySize]byte) peer.ID { return peer.ID(ed25519ID + string(key[:])) }
 
 // NewIdentity makes a key that is kept nowhere.
 func NewIdentity() (Identity, error) {

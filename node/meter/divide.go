@@ -8,6 +8,7 @@ import (
 	"maps"
 	"slices"
 
+	"kvasird/p2p"
 	"kvasird/settle"
 )
 
@@ -52,7 +53,7 @@ func (m *Meter) carriedBy(ctx context.Context, about question, w settle.Work, mo
 		}
 		break
 	}
-	m.cfg.Logger.Info("a node that answered does not say who computed", "peer", PeerOf(w.Worker).String(), "request", about.Request.String(), "error", err)
+	m.cfg.Logger.Info("a node that answered does not say who computed", "peer", p2p.PeerOf(w.Worker).String(), "request", about.Request.String(), "error", err)
 	return m.statements(ctx, about, "", []settle.Work{w})
 }
 

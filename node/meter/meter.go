@@ -143,7 +143,7 @@ func (m *Meter) statements(ctx context.Context, about question, peerID string, w
 		w := work[i]
 		record, err := m.statement(ctx, about, peerID, w)
 		if err != nil {
-			m.cfg.Logger.Info("a worker states nothing", "peer", PeerOf(w.Worker).String(), "request", about.Request.String(), "error", err)
+			m.cfg.Logger.Info("a worker states nothing", "peer", p2p.PeerOf(w.Worker).String(), "request", about.Request.String(), "error", err)
 		}
 		shares[i] = share{w, record}
 	})
@@ -181,7 +181,7 @@ func signerOf(about question, record []byte) (settle.Node, error) {
 
 // ask puts a question to a worker, and returns what answers it.
 func (m *Meter) ask(ctx context.Context, worker settle.Node, kind uint8, q question) ([]byte, error) {
-	c, err := m.cfg.Dialer.Dial(ctx, PeerOf(worker).String())
+	c, err := m.cfg.Dialer.Dial(ctx, p2p.PeerOf(worker).String())
 	if err != nil {
 		return nil, err
 	}

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"kvasird/ggml/gguf"
+	"kvasird/p2p"
 	"kvasird/settle"
 
 	"github.com/libp2p/go-libp2p/core/peer"
@@ -51,23 +52,8 @@ func NodeOf(peerID string) (n settle.Node, err error) {
 	if err != nil {
 		return n, err
 	}
-	return nodeOf(id)
+	return p2p.KeyOf(id)
 }
-
-// ed25519ID is how the id of a peer with an ed25519 key begins: an identity multihash
-// of 36 bytes, which are the protobuf of key type 1 and a key of 32 bytes.
-const ed25519ID = "\x00\x24\x08\x01\x12\x20"
-
-func nodeOf(id peer.ID) (n settle.Node, err error) {
-	if len(id) != len(ed25519ID)+len(n) || string(id[:len(ed25519ID)]) != ed25519ID {
-		return n, fmt.Errorf("peer %s has no key of ed25519: it cannot be paid", id)
-	}
-	copy(n[:], id[len(ed25519ID):])
-	return n, nil
-}
-
-// PeerOf is the id of a node's peer.
-func PeerOf(n settle.Node) peer.ID { return peer.ID(ed25519ID + string(n[:])) }
 
 // account is the units that one peer has, by part.
 type account struct {

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"kvasird/p2p"
 	"kvasird/settle"
 )
 
@@ -35,7 +36,7 @@ func keyOf(name string) ed25519.PrivateKey {
 
 func node(name string) settle.Node { return settle.Node(keyOf(name).Public().(ed25519.PublicKey)) }
 
-func peerOf(name string) string { return PeerOf(node(name)).String() }
+func peerOf(name string) string { return p2p.PeerOf(node(name)).String() }
 
 // memory is a Keep that can fail.
 type memory struct {
