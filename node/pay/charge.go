@@ -44,7 +44,7 @@ func (d *Door) Spend(ctx context.Context, address string, cost gateway.Cost) (ga
 	return c.charge(offer.Quote.ID, func(c *call) error {
 		why, err := c.spend(offer)
 		if why != "" {
-			d.unsettled(c.address())
+			d.unsettled(c.address(), offer.Quote)
 			return &gateway.PaymentError{Status: http.StatusPaymentRequired, Code: "payment_required",
 				Message: fmt.Sprintf("this answer costs up to %s base units: %s", offer.Quote.Amount, why)}
 		}
@@ -167,7 +167,8 @@ func (c *call) transfer(t transfer) error {
 	if t.payer == (settle.Wallet{}) {
 		return bad(headerPayer, "is missing: the wallet that sent the transfer, since the quote names none")
 	}
-	return c.paid(c.d.cfg.Settlement.Pay(c.r.Context(), cashier.Proof{ID: t.quote, Signature: t.payment, Payer: t.payer}))
+	r, err = c.d.cfg.Settlement.Pay(c.r.Context(), cashier.Proof{ID: t.quote, Signature: t.payment, Payer: t.payer})
+	return c.paid(t.quote, r, err)
 }
 
 // find is a quote as it stands, whose answer was not given yet.
@@ -196,8 +197,16 @@ func (c *call) fits(r settle.Request) error {
 	return nil
 }
 
-// paid looks at what became of a payment.
-func (c *call) paid(r settle.Request, err error) error {
+// paid looks at what became of a payment of a quote.
+func (c *call) paid(id settle.QuoteID, r settle.Request, err error) error {
+	switch code(err) {
+	case "":
+		c.d.settled(id)
+	case cashier.CodeNotYet:
+		c.d.named(c.address(), id)
+	case cashier.CodeInvalid:
+		c.d.unnamed(id)
+	}
 	switch {
 	case code(err) == cashier.CodeInvalid || code(err) == cashier.CodeFunds:
 		return c.dueAgain(err.Error())
@@ -224,9 +233,7 @@ func (c *call) run(id settle.QuoteID) (cashier.Started, error) {
 		c.lost = mayRun(err)
 		return started, refused(err)
 	}
-	if !c.debited {
-		c.d.settled(c.address())
-	}
+	c.d.settled(id)
 	c.h.Set(headerQuote, id.String())
 	if r := started.Request; r.Signature != (settle.Signature{}) {
 		setHeader(c.h, headerResponse, response{Success: true, Transaction: r.Signature.String(), Network: chainName(terms), Payer: r.Payer.String()})

@@ -389,28 +389,6 @@ func TestLongReason(t *testing.T) {
 	}
 }
 
-// Who asks for quotes and pays none has to wait, and nobody else does.
-func TestUnpaidQuotesBounded(t *testing.T) {
-	s := newShop(t, words{})
-	for range maxUnpaid {
-		s.post(body).is(t, "a quote", 402, "payment_required")
-	}
-	a := s.post(body)
-	if a.is(t, "one too many", 429, "too_many_quotes"); a.header.Get("Retry-After") != "120" {
-		t.Errorf("Retry-After %q", a.header.Get("Retry-After"))
-	}
-	s.booth.advance(unpaidFor)
-	o := s.post(body).offer(t)
-	for range maxUnpaid - 1 {
-		s.post(body)
-	}
-	paid := byTransfer(o, s.booth.transfer(o.Quote, keyOf("payer"), quoted), keyOf("payer"))
-	if a := s.post(body, paid...); a.status != 200 {
-		t.Errorf("a payment at the bound: %d %s", a.status, a.body)
-	}
-	s.post(body).is(t, "after a payment", 402, "payment_required")
-}
-
 // A client that leaves pays for what it got, and its request is reported.
 func TestGoneClient(t *testing.T) {
 	gate := make(chan struct{}, 4)
