@@ -112,7 +112,7 @@ func printPrices(w io.Writer, terms *api.MoneyTerms, id string, tokens uint64) e
 		fmt.Fprintf(t, "%s\t%s\n", plain(p.Model), units(charge(tokens, p.Raw, terms.Ref), terms.Decimals))
 	}
 	if !found {
-		return fmt.Errorf("no model %q has a price yet: it gets one with its first quote (--body FILE)", id)
+		return fmt.Errorf("no model %q has a price yet: it gets one when it is asked for (--body FILE)", id)
 	}
 	fmt.Fprintf(t, "\nEpoch %d. With --body FILE you get a quote that can be paid.\n", terms.Epoch)
 	return t.Flush()

@@ -56,9 +56,6 @@ type DeskConfig struct {
 	// Among says from how many independent replicas a seed drew a node, as this machine
 	// sees the market. Nil: that is not known, so that nothing is emitted and prices stay.
 	Among func(model string, seed settle.Hash, node settle.Node) int
-	// Announced is what the nodes of a model announce, by settle.Node.String, in
-	// thousandths of a token per second. Nil: what they have shown counts alone.
-	Announced func(model string) map[string]uint64
 	// Publish is called with every new price record. It must not block, nor call the Desk.
 	Publish func(record []byte)
 
@@ -88,8 +85,9 @@ type Desk struct {
 	busy  map[settle.QuoteID]bool // payments that are being proved
 	fees  map[settle.Node][]sponsored
 
-	pricing sync.Mutex // guards chains, and is held while a record is made
+	pricing sync.Mutex // guards what follows, and is held while a record is made
 	chains  map[settle.Hash]*market.PriceChain
+	fresh   map[settle.Hash]*freshPrice // of other models than chains
 }
 
 // Teller is a Desk as one node sees it.
@@ -112,7 +110,7 @@ func OpenDesk(cfg DeskConfig) (*Desk, error) {
 	d := &Desk{cfg: cfg, node: settle.Node(cfg.Key.Public().(ed25519.PublicKey)),
 		secret: sha256.Sum256(slices.Concat([]byte("kvasir draw secret 1\n"), cfg.Network[:], cfg.Key.Seed())),
 		open:   seats{}, named: seats{}, busy: map[settle.QuoteID]bool{}, fees: map[settle.Node][]sponsored{},
-		chains: map[settle.Hash]*market.PriceChain{}}
+		chains: map[settle.Hash]*market.PriceChain{}, fresh: map[settle.Hash]*freshPrice{}}
 	if err := d.readPrices(); err != nil {
 		return nil, fmt.Errorf("the settlement: %w", err)
 	}

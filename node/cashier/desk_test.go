@@ -250,7 +250,7 @@ func TestOpenDeskRefuses(t *testing.T) {
 			t.Errorf("opened without a good %s", what)
 		}
 	}
-	s.quote()
+	s.served(100) // which issues a price
 	other := s.cfg
 	other.Key = settletest.NewWallet("somebody else").Private
 	if _, err := OpenDesk(other); !errors.Is(err, ErrBooks) {

@@ -16,12 +16,12 @@ import (
 // Prices follow this clock. Record e is what epoch e is quoted by: it is made when e
 // begins, of what was settled in e-1, by the rules and the reference of e. So what is
 // settled is kept under the epoch whose price it moves, which is the next one. Record 0
-// is the first of a model, and made when it is first asked for. An epoch before whose begin
+// is the first of a model, made when it is first asked for and issued once that is paid. An epoch before whose begin
 // nothing was settled has no record, unless it is the last, or governance changed
 // something with it.
 
-// maxPriced bounds the models that have prices, since nodes announce what they like: all
-// are in the Terms, and each has its records in the books for ever.
+// maxPriced bounds the models that were paid for: all are in the Terms, and each has its records
+// in the books for ever.
 const maxPriced = 256
 
 // price is the record that quotes are by.
@@ -74,8 +74,8 @@ func (d *Desk) readPrices() error {
 	})
 }
 
-// price is the price of a model that is known, brought up to date.
-func (d *Desk) price(id string) (price, error) {
+// price is the price of a model that is known, brought up to date, for a node that asks.
+func (d *Desk) price(id string, by settle.Node) (price, error) {
 	model, err := modelOf(id)
 	if err != nil {
 		return price{}, err
@@ -90,15 +90,10 @@ func (d *Desk) price(id string) (price, error) {
 	d.pricing.Lock()
 	defer d.pricing.Unlock()
 	chain := d.chains[model]
-	if chain == nil && len(d.chains) >= maxPriced {
-		return price{}, refusal(CodeBusy, "model", "%d models have a price here, which is the limit: no other can be paid for", maxPriced)
-	}
 	if chain == nil {
-		chain = market.NewPriceChain(d.cfg.Network, [32]byte(model), d.node)
-		if err := d.firstPriceLocked(model, chain); err != nil {
+		if chain, err = d.freshLocked(model, by); err != nil {
 			return price{}, err
 		}
-		d.chains[model] = chain
 	}
 	if err := d.followLocked(model, chain, d.moment().Epoch); err != nil {
 		return price{}, err
@@ -107,12 +102,12 @@ func (d *Desk) price(id string) (price, error) {
 	return price{record, hash}, nil
 }
 
-// prices are those of all models that were ever asked for, by id.
+// prices are those that anybody sees, by id.
 func (d *Desk) prices() (all []ModelPrice, err error) {
 	d.pricing.Lock()
 	defer d.pricing.Unlock()
 	now := d.moment().Epoch
-	for model, chain := range d.chains {
+	for model, chain := range d.shownLocked() {
 		if err := d.followLocked(model, chain, now); err != nil {
 			return nil, err
 		}
@@ -174,8 +169,8 @@ func (d *Desk) nextPriceLocked(model settle.Hash, chain *market.PriceChain, epoc
 		Sequence: sequence, Ref: market.Reference{PerFiat: settle.Amount(p.Ref), Set: refSet}, Issued: last.Issued + 1}, shownEpochs(rules))
 }
 
-// appendLocked issues a record: it is on the disk before anybody sees it. What was done
-// more than keep epochs before is forgotten with it.
+// appendLocked issues a record: it is on the disk before anybody sees it, unless the model is a
+// fresh one. What was done more than keep epochs before is forgotten with it.
 func (d *Desk) appendLocked(model settle.Hash, chain *market.PriceChain, r market.PriceRecord, keep uint64) error {
 	r.Network, r.Model = d.cfg.Network, [32]byte(model)
 	r.Issued = max(r.Issued, d.seconds(), r.Ref.Set)
@@ -183,13 +178,16 @@ func (d *Desk) appendLocked(model settle.Hash, chain *market.PriceChain, r marke
 	if err != nil {
 		return err
 	}
-	if err := d.cfg.Books.keepPrice(model, r.State.Epoch, signed, keep); err != nil {
+	f := d.fresh[model]
+	if f != nil {
+		f.records = append(f.records, freshRecord{r.State.Epoch, signed})
+	} else if err := d.cfg.Books.keepPrice(model, r.State.Epoch, signed, keep); err != nil {
 		return err
 	}
 	if err := chain.Append(signed); err != nil {
 		return fmt.Errorf("%w: a price that was made: %w", ErrBooks, err)
 	}
-	if d.cfg.Publish != nil {
+	if d.cfg.Publish != nil && f == nil {
 		d.cfg.Publish(signed)
 	}
 	return nil
@@ -202,7 +200,11 @@ func shownEpochs(r market.PriceRules) uint64 {
 }
 
 // load is what moves the price of an epoch: what was settled in the one before, and what
-// nodes showed in a day.
+// nodes showed in a day by what they were paid for.
+//
+// What a node announces does not bound it: who announces less than he does would have the price
+// rise at will. Nor does a canary that it passed add to it: that is the word of the node which
+// tried it, keys cost nothing, and passes of made-up nodes would have the price fall to its floor.
 func (d *Desk) load(model settle.Hash, epoch uint64, rules market.PriceRules) (market.Load, error) {
 	first := epoch - min(epoch, shownEpochs(rules)) // epochs after it are looked at
 	usage, all := market.NewUsage(first), map[string]uint64{}
@@ -232,9 +234,6 @@ func (d *Desk) load(model settle.Hash, epoch uint64, rules market.PriceRules) (m
 		if err := usage.Show(a.epoch, a.node.String(), milli/rules.EpochSeconds); err != nil {
 			return market.Load{}, err
 		}
-	}
-	if d.cfg.Announced != nil {
-		all = d.cfg.Announced(fmt.Sprintf("%x", model[:]))
 	}
 	return usage.Close(epoch, rules, all)
 }

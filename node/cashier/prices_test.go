@@ -10,6 +10,7 @@ import (
 	"github.com/pquerna/otp/totp"
 
 	"kvasird/market"
+	"kvasird/node/kv"
 	"kvasird/settle"
 )
 
@@ -161,29 +162,95 @@ func TestEmission(t *testing.T) {
 	}
 }
 
-// TestMaxPriced: so many models have prices, however many nodes make up, also after a
-// restart; those that have one keep it.
+// TestMaxPriced: made-up models that nobody pays for leave nothing in the books, are told to nobody,
+// and keep no other from its price. Only what is paid for takes one of the places.
 func TestMaxPriced(t *testing.T) {
+	published := 0
 	s := newShop(t, func(cfg *DeskConfig) {
 		cfg.Models = func(string) (Model, error) { return Model{Name: "m", Parts: shopParts}, nil }
+		cfg.Publish = func([]byte) { published++ }
 	})
-	ask := func(i int) error {
+	ask := func(i int) (settle.Quote, error) {
 		a := s.ask()
 		a.Model = fmt.Sprintf("%064x", i)
-		_, err := s.As(keyOf(fmt.Sprint("entry ", i%2))).Quote(t.Context(), a)
-		return err
+		o, err := s.As(keyOf(fmt.Sprint("entry ", i%64))).Quote(t.Context(), a)
+		return o.Quote, err
 	}
-	for i := range maxPriced {
-		must[int](t)(0, ask(i))
+	mine := s.quote()
+	for i := range 2 * maxPriced {
+		must[settle.Quote](t)(ask(i))
 	}
-	refused(t, "one more", ask(maxPriced), CodeBusy, "model")
-	must[int](t)(0, ask(0))
-	s.restart()
-	refused(t, "one more after a restart", ask(maxPriced), CodeBusy, "model")
-	must[int](t)(0, ask(maxPriced-1))
+	if n, of := len(s.fresh), s.freshOf(); n != maxFresh || of > maxFreshOf || published != 0 || len(s.chains) != 0 {
+		t.Errorf("%d models nobody paid for, %d of one node, %d records were told, %d chains", n, of, published, len(s.chains))
+	}
+	if q := s.quote(); q.PriceRaw != mine.PriceRaw {
+		t.Errorf("a price of %d, before %d", q.PriceRaw, mine.PriceRaw)
+	}
 	terms := must[Terms](t)(s.Terms(t.Context()))
 	var back Terms
 	if raw := encodeDone(terms); len(raw) > maxDone || len(terms.Prices) != maxPriced || decodeDone(raw, &back) != nil {
 		t.Errorf("the terms of %d models take %d bytes, or are not read", len(terms.Prices), len(raw))
+	}
+	s.served(100)
+	if len(s.chains) != 1 || published != 1 {
+		t.Errorf("%d chains, %d records were told, of one model that was paid for", len(s.chains), published)
+	}
+	s.restart()
+	if got := must[Terms](t)(s.Terms(t.Context())).Prices; len(got) != 1 || got[0].Model != s.model {
+		t.Errorf("after a restart: %+v", got)
+	}
+	for i := range maxPriced - 1 {
+		s.chains[settle.Hash{1, byte(i)}] = market.NewPriceChain(s.cfg.Network, [32]byte{1, byte(i)}, s.node)
+	}
+	_, err := ask(1)
+	refused(t, "one more than can be paid for", err, CodeBusy, "model")
+}
+
+// freshOf is the most that one node was the first to ask for.
+func (s *shop) freshOf() (most int) {
+	count := map[settle.Node]int{}
+	for _, f := range s.fresh {
+		count[f.by]++
+		most = max(most, count[f.by])
+	}
+	return most
+}
+
+// TestCrowdedNode: who asks for many models loses his own place, and nobody else's.
+func TestCrowdedNode(t *testing.T) {
+	s := newShop(t, func(cfg *DeskConfig) {
+		cfg.Models = func(string) (Model, error) { return Model{Name: "m", Parts: shopParts}, nil }
+	})
+	mine := s.quote()
+	for i := range 2 * maxFresh {
+		a := s.ask()
+		a.Model = fmt.Sprintf("%064x", i)
+		// Each of its quotes is forgotten, so that it may ask for more.
+		o := must[Offer](t)(s.As(keyOf("crowd")).Quote(t.Context(), a))
+		s.closeQuote(o.Quote)
+	}
+	if q := s.quote(); q.PriceRecord != mine.PriceRecord || len(s.fresh) != maxFreshOf+1 {
+		t.Errorf("another record, of %d", len(s.fresh))
+	}
+}
+
+// TestPriceAfterCrash: a model that was paid for whose record was not written down has one issued
+// when it is asked for.
+func TestPriceAfterCrash(t *testing.T) {
+	s := newShop(t, func(cfg *DeskConfig) {
+		cfg.Among = func(string, settle.Hash, settle.Node) int { return market.MinDraw }
+	})
+	s.served(100)
+	model := must[settle.Hash](t)(modelOf(s.model))
+	must[int](t)(0, s.cfg.Books.store.Update(func(tx *kv.Tx) error { return tx.Delete(modelKey('v', model, 0)) }))
+	s.restart()
+	if len(s.chains) != 0 {
+		t.Fatalf("%d chains", len(s.chains))
+	}
+	q := s.quote()
+	s.at.Add(60)
+	s.restart()
+	if again := s.quote(); len(s.chains) != 1 || again.PriceRecord != q.PriceRecord {
+		t.Errorf("%d chains, a quote by %x, before %x", len(s.chains), again.PriceRecord, q.PriceRecord)
 	}
 }

@@ -27,7 +27,7 @@ func (t *Teller) Quote(ctx context.Context, ask Ask) (Offer, error) {
 	if err := t.checkAsk(ask); err != nil {
 		return Offer{}, err
 	}
-	price, err := t.price(ask.Model)
+	price, err := t.price(ask.Model, t.node)
 	if err != nil {
 		return Offer{}, explained("model", err)
 	}

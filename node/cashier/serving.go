@@ -66,6 +66,11 @@ func (t *Teller) End(_ context.Context, e Ended) (Settled, error) {
 	cut("ends")
 	out, err := t.conclude(e, work)
 	cut("ended")
+	if err == nil && out.Used > 0 {
+		if err := t.issue(r.Quote.Model); err != nil {
+			t.cfg.Logger.Error("the price of a model that was paid for is not written down, and will be when it is asked for", "model", r.Quote.Model, "error", err)
+		}
+	}
 	if errors.Is(err, ErrSettled) { // another call was faster
 		if old, ok, err := t.cfg.Books.kept(e.ID); err != nil || ok {
 			return old.again(e), errors.Join(err, old.same(e))
