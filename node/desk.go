@@ -4,10 +4,12 @@ import (
 	"context"
 	"crypto/ed25519"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
 	"kvasird/ggml/gguf"
+	"kvasird/market"
 	"kvasird/node/cashier"
 	"kvasird/node/meter"
 	"kvasird/p2p"
@@ -21,6 +23,8 @@ const (
 	// header of a model that is quoted first.
 	chainTime = 30 * time.Second
 	modelTime = 10 * time.Second
+	// maxKnown bounds the models whose parts are remembered.
+	maxKnown = 1024
 )
 
 // settling is the desk of the role settle, with what belongs to it.
@@ -66,14 +70,8 @@ func (n *Node) openDesk(ctx context.Context, t *token, identity p2p.Identity) (*
 	if err != nil {
 		return nil, err
 	}
-	s := &settling{drawn: newDrawn(n.exchange.table, func(of settle.Node) (settle.Wallet, error) {
-		bonded, err := books.Balance(settle.Account{Kind: settle.Bonded, ID: of})
-		if err != nil || bonded == 0 {
-			return settle.Wallet{}, err
-		}
-		l, err := books.Linked(of)
-		return l.Wallet, err
-	})}
+	s := &settling{}
+	s.drawn = newDrawn(n.exchange.table, func(of settle.Node) (settle.Standing, error) { return s.desk.Standing(of) })
 	models := &modelBook{find: n.learnParts, known: map[string]cashier.Model{}}
 	s.desk, err = cashier.OpenDesk(cashier.DeskConfig{
 		Network: t.authority.Network, Cluster: t.authority.Cluster, Key: identity.PrivateKey(), Books: books, Chain: client,
@@ -177,23 +175,36 @@ func (b *modelBook) model(id string) (cashier.Model, error) {
 	m, err := b.find(id)
 	if err == nil {
 		b.mu.Lock()
+		defer b.mu.Unlock()
+		for other := range b.known {
+			if len(b.known) < maxKnown {
+				break
+			}
+			delete(b.known, other) // it is learnt again when it is asked for
+		}
 		b.known[id] = m
-		b.mu.Unlock()
 	}
 	return m, err
 }
 
-// learnParts reads the parts of a model that somebody announces, or that is here, from its
-// own header. So there are as many as the market's table has.
+// isServed says whether somebody announces that a model is computed by him, or a part of it.
+func isServed(holders []market.Holder) bool {
+	return slices.ContainsFunc(holders, func(h market.Holder) bool {
+		return h.News.Backbone || h.News.Service.Slots > 0 || len(servedBlocks(h.News.Holdings)) > 0 ||
+			slices.ContainsFunc(h.News.Windows, func(w market.WindowHolding) bool { return w.State == market.Serving })
+	})
+}
+
+// learnParts reads the parts of a model that somebody serves from its own header.
 func (n *Node) learnParts(text string) (cashier.Model, error) {
 	id, err := gguf.ParseModelID(text)
 	if err != nil || id.String() != text {
 		return cashier.Model{}, &cashier.Refusal{Code: cashier.CodeNotFound, Field: "model", Text: fmt.Sprintf("%.80q is no id of a model", text)}
 	}
-	if n.store.Model(id) == nil && n.weights.known(id) == nil && len(n.exchange.table.Holders(id, time.Now())) == 0 {
+	if !isServed(n.exchange.table.Holders(id, time.Now())) {
 		// Who has just come may not have been heard of yet.
 		return cashier.Model{}, &cashier.Refusal{Code: cashier.CodeNotYet, Field: "model", Retry: 2,
-			Text: fmt.Sprintf("the settlement has not heard of anybody with model %s: ask again", text)}
+			Text: fmt.Sprintf("the settlement has not heard of anybody who serves model %s: ask again", text)}
 	}
 	g := n.weights.known(id)
 	if g == nil {

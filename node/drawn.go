@@ -10,6 +10,7 @@ import (
 	"kvasird/market"
 	"kvasird/node/meter"
 	"kvasird/node/pay"
+	"kvasird/p2p"
 	"kvasird/settle"
 )
 
@@ -24,14 +25,14 @@ func (d *dispatchPart) drawFor(ctx context.Context, paid pay.Paid) {
 
 // drawn says, to who settles on this node, from how many independent replicas work was drawn.
 type drawn struct {
-	table  *market.Table
-	wallet func(settle.Node) (settle.Wallet, error) // that has a node's pay and something to lose; zero: none
-	owners atomic.Pointer[map[string]settle.Wallet] // by peer; wallets of those that have one
+	table    *market.Table
+	standing func(settle.Node) (settle.Standing, error)
+	seen     atomic.Pointer[map[string]settle.Standing] // by peer, of those that have one
 }
 
-func newDrawn(t *market.Table, wallet func(settle.Node) (settle.Wallet, error)) *drawn {
-	d := &drawn{table: t, wallet: wallet}
-	d.owners.Store(&map[string]settle.Wallet{})
+func newDrawn(t *market.Table, standing func(settle.Node) (settle.Standing, error)) *drawn {
+	d := &drawn{table: t, standing: standing}
+	d.seen.Store(&map[string]settle.Standing{})
 	return d
 }
 
@@ -49,25 +50,25 @@ func (d *drawn) run(ctx context.Context) error {
 	}
 }
 
-// look asks for the wallets of all holders.
+// look asks how all holders stand.
 func (d *drawn) look(now time.Time) error {
-	owners := map[string]settle.Wallet{}
+	seen := map[string]settle.Standing{}
 	for _, id := range d.table.Models(now) {
 		for _, h := range d.table.Holders(id, now) {
 			node, err := meter.NodeOf(h.Peer)
 			if err != nil {
 				continue // it can have no pay either
 			}
-			w, err := d.wallet(node)
+			s, err := d.standing(node)
 			if err != nil {
 				return err
 			}
-			if w != (settle.Wallet{}) {
-				owners[h.Peer] = w
+			if s != (settle.Standing{}) {
+				seen[h.Peer] = s
 			}
 		}
 	}
-	d.owners.Store(&owners)
+	d.seen.Store(&seen)
 	return nil
 }
 
@@ -77,16 +78,18 @@ func (d *drawn) Among(model string, _ settle.Hash, node settle.Node) int {
 	if err != nil {
 		return 0
 	}
-	owners := *d.owners.Load()
+	seen := *d.seen.Load()
+	its := seen[p2p.PeerOf(node).String()]
 	return among(d.table.Holders(id, time.Now()), node, func(peer string) (string, bool) {
-		w, ok := owners[peer]
-		return string(w[:]), ok
+		s := seen[peer]
+		return string(s.Wallet[:]), s.Beside(its)
 	})
 }
 
 // among says from how many independent replicas what a node computes of a model is drawn, as they
 // announce themselves: the fewest, over the experts that it serves, of holders with different
-// owners. Holders without one, who lose nothing by what they announce, do not count. It is 0
+// owners. Holders without one, who lose nothing by what they announce, or were paid next to nothing
+// beside it, or it beside them, do not count (settle.Standing). It is 0
 // for who has no owner, for who runs the model for clients, since that one chooses by itself,
 // and for who serves no experts: a ring's stages are chosen by their speed.
 func among(holders []market.Holder, node settle.Node, owner func(peer string) (string, bool)) int {

@@ -44,7 +44,8 @@ func TestPaidAnswersAreDrawn(t *testing.T) {
 }
 
 // TestDrawnCountsWallets has three nodes serve a model: two that one wallet has the pay of count
-// once, as soon as that is looked at.
+// once, as soon as that is looked at, and who was paid next to nothing does not count beside who was
+// paid.
 func TestDrawnCountsWallets(t *testing.T) {
 	table, err := market.NewTable(market.Policy{})
 	if err != nil {
@@ -74,30 +75,37 @@ func TestDrawnCountsWallets(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	wallets := map[settle.Node]settle.Wallet{}
-	d := newDrawn(table, func(n settle.Node) (settle.Wallet, error) { return wallets[n], nil })
-	count := func(want int) {
+	standings := map[settle.Node]settle.Standing{}
+	d := newDrawn(table, func(n settle.Node) (settle.Standing, error) { return standings[n], nil })
+	count := func(name string, want ...int) {
 		t.Helper()
 		if err := d.look(now); err != nil {
 			t.Fatal(err)
 		}
 		for i, n := range nodes {
-			if got := d.Among(id.String(), settle.Hash{}, n); got != want {
-				t.Errorf("node %d: drawn from %d, want %d", i, got, want)
+			if got := d.Among(id.String(), settle.Hash{}, n); got != want[i] {
+				t.Errorf("%s: node %d: drawn from %d, want %d", name, i, got, want[i])
 			}
 		}
 	}
-	count(0) // nobody has anything to lose
-	for i, n := range nodes {
-		wallets[n] = settle.Wallet{byte(i + 1)}
+	stand := func(wallets, pays [3]int) {
+		for i, n := range nodes {
+			standings[n] = settle.Standing{Wallet: settle.Wallet{byte(wallets[i])}, Pay: settle.Amount(pays[i])}
+		}
 	}
-	count(3)
-	wallets[nodes[2]] = wallets[nodes[0]]
-	count(2)
+	count("nobody has anything to lose", 0, 0, 0)
+	stand([3]int{1, 2, 3}, [3]int{8000, 70_000, 9000})
+	count("three wallets", 2, 2, 3) // the first earned less than an eighth of the second's
+	stand([3]int{1, 2, 1}, [3]int{8000, 8000, 8000})
+	count("two of one", 2, 2, 2)
+	stand([3]int{1, 2, 3}, [3]int{8000, 1, 1})
+	count("two that were made up", 1, 2, 2)
+	standings[nodes[0]] = settle.Standing{}
+	count("one does not stand", 0, 2, 2)
 	if got := d.Among("nonsense", settle.Hash{}, nodes[0]); got != 0 {
 		t.Errorf("of no model: %d", got)
 	}
-	d.wallet = func(settle.Node) (settle.Wallet, error) { return settle.Wallet{}, errClosedBooks }
+	d.standing = func(settle.Node) (settle.Standing, error) { return settle.Standing{}, errClosedBooks }
 	if err := d.look(now); err == nil {
 		t.Error("what the books refuse is no error")
 	}
