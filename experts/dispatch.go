@@ -32,7 +32,8 @@ func (r *run) dispatch(now time.Time) {
 	}
 	r.left.Add(-1)
 	r.computeHere()
-	r.onlyBusy = r.waitsForBusy(routes)
+	r.onlyBusy = r.waitsFor(routes, false)
+	r.onlyUnpaid = !r.onlyBusy && r.waitsFor(routes, true)
 }
 
 // askPeers sends the pending pairs to peers that are trusted so much; others stay pending.
@@ -111,10 +112,12 @@ func (r *run) busyNow(s *session, now time.Time) bool {
 	return false
 }
 
-// waitsForBusy says whether every pending pair has a worker that is only busy.
-func (r *run) waitsForBusy(routes *routes) bool {
+// waitsFor says whether every pending pair has a worker that is only busy, or wants to be paid.
+func (r *run) waitsFor(routes *routes, unpaid bool) bool {
 	return !slices.ContainsFunc(r.pending, func(pair int32) bool {
-		return !routes.has(r.call.IDs[pair], func(s *session) bool { return trust(s.trust.Load()) != banned })
+		return !routes.has(r.call.IDs[pair], func(s *session) bool {
+			return trust(s.trust.Load()) != banned && (unpaid || !slices.ContainsFunc(r.busy, func(b busyPeer) bool { return b.s == s && b.unpaid }))
+		})
 	})
 }
 
@@ -197,7 +200,7 @@ func (r *run) send(p *part, now time.Time) {
 	r.left.Add(1)
 	if err := p.send(now); err != nil {
 		r.left.Add(-1)
-		r.isBusy(p.s, now)
+		r.isBusy(p.s, now, false)
 		r.note(p.s, err)
 		if r.race.on {
 			for _, pair := range p.pairs {

@@ -59,6 +59,10 @@ type Config struct {
 	// is told.
 	Fault func(peerID string, reason error)
 
+	// Unpaid is told of a peer that computes no more until it knows that somebody pays. It does not
+	// wait, and does not call the Dispatcher. nil: nobody is told.
+	Unpaid func(peerID string)
+
 	// Served is told how many pairs of a call a worker computed that were accepted into its output,
 	// once the call is complete; the peer id is "" for Local. Hedged losers, failed calls and
 	// canaries are not told. It does not wait. nil: nobody is told.
@@ -92,6 +96,9 @@ func (c *Config) validate() error {
 	defaults(&c.MostDrawn, 4)
 	if c.Fault == nil {
 		c.Fault = func(string, error) {}
+	}
+	if c.Unpaid == nil {
+		c.Unpaid = func(string) {}
 	}
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
