@@ -88,7 +88,7 @@ const (
 	// waits for it for unpaidWait: so long it may take to show that somebody pays.
 	unpaidRetry = 50 * time.Millisecond
 	unpaidWait  = 2 * time.Second
-	maxReasons = 8
+	maxReasons  = 8
 )
 
 // run is the state of one Compute, kept for the next one.
