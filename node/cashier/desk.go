@@ -87,6 +87,7 @@ type Desk struct {
 	named seats                   // those whose payment is not proved
 	busy  map[settle.QuoteID]bool // payments that are being proved
 	fees  map[settle.Node][]sponsored
+	burnt uint64 // the epoch that began to burn last, plus one
 
 	pricing sync.Mutex // guards chains, and is held while a record is made
 	chains  map[settle.Hash]*market.PriceChain
