@@ -172,16 +172,17 @@ func (p page) list(o Payout) error {
 }
 
 // Mature does what time brings: pay whose audits are over and stakes that have left are
-// the wallets', the emission reserve begins or is lowered, fees that are to be burnt are,
+// the wallets', the emission reserve begins or is lowered, claims on the pool that are due are paid, fees that are to be burnt are,
 // and every payout that is open is asked about, as far as there is time for. It is called
 // at the start and from time to time.
 func (d *Desk) Mature(ctx context.Context) error {
-	epoch, p := d.current()
+	m := d.moment()
+	p, _, _ := d.cfg.Governor.Params(m.Epoch)
 	_, err := d.cfg.Books.Mature()
-	err = errors.Join(err, d.cfg.Books.KeepReserve(settle.Amount(p.EmissionTotal)))
+	err = errors.Join(err, d.cfg.Books.PayClaims(p, m), d.cfg.Books.KeepReserve(settle.Amount(p.EmissionTotal)))
 	ctx, cancel := context.WithTimeout(ctx, resolveFor)
 	defer cancel()
-	err = errors.Join(err, d.burn(ctx, epoch))
+	err = errors.Join(err, d.burn(ctx, m.Epoch))
 	_, open := d.cfg.Books.Resolve(ctx, d.cfg.Vault)
 	return errors.Join(err, open)
 }
