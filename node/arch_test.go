@@ -59,6 +59,7 @@ var imports = map[string][]string{
 
 // testImports is what the tests of a package may import besides.
 var testImports = map[string][]string{
+	"node/engine":   {"ggml/gguf"},
 	"settle/solana": {"settle/settletest"},
 	"node/cashier":  {"settle/settletest"},
 	"node/pay":      {"settle/settletest", "settle/govern", "settle/solana"},
