@@ -303,6 +303,8 @@ func (r *run) computeHere() {
 			r.race.filled[pair] = true
 		}
 	}
-	d.ownPairs.Add(uint64(len(r.here)))
-	r.share("", len(r.here))
+	if !c.Draft {
+		d.ownPairs.Add(uint64(len(r.here)))
+		r.share("", len(r.here))
+	}
 }

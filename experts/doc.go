@@ -7,7 +7,8 @@
 //
 // Invariants:
 //   - Every row of an answer was computed by an expert that its pair names. There is no
-//     masked, zeroed or stale row: what nobody can compute is a *MissingError.
+//     masked, zeroed or stale row: what nobody can compute is a *MissingError. Only a call that
+//     says that it is a draft gets zeros for what is not here (draft.go).
 //   - Calls are pure, so a call that failed on one replica is repeated on another, and one that is
 //     late is asked of a second one too: at most a tenth of the calls (hedge.go).
 //   - What a worker offers is given calls only once a canary row of it came back, and is the one

@@ -122,6 +122,7 @@ type ModelConfig struct {
 	Sequences int      `toml:"sequences"`  // answered at a time; 0: 4
 	GPULayers int      `toml:"gpu_layers"` // of a backbone, on the first GPU, counted from the last; -1: all
 	Place     []string `toml:"place"`      // where tensors of it lie instead, as `kvasird plan` prints rules
+	Drafts    string   `toml:"drafts"`     // whether a backbone whose experts are elsewhere guesses tokens: auto, where it pays, or off; "": auto
 	Rows      string   `toml:"rows"`       // how a stage sends rows to the next: f32 (exact), f16 (half the bytes); "": f32
 
 	// ID is what Path names, when that is an id and no file; set by Validate.
@@ -269,6 +270,7 @@ func (c *Config) fillDefaults() error {
 	setDefault(&c.Model.Sequences, 4)
 	setDefault(&c.Model.Experts, ExpertsAuto)
 	setDefault(&c.Model.Wait, 2)
+	setDefault(&c.Model.Drafts, draftsAuto)
 	setDefault(&c.Model.Rows, "f32")
 	setDefault(&c.Log.Level, "info")
 	c.Gateway.fillDefaults()
@@ -440,12 +442,18 @@ func (c *Config) checkNumbers() error {
 	if _, err := c.Model.overrides(); err != nil {
 		return fmt.Errorf("model.place: %w", err)
 	}
+	if c.Model.Drafts != draftsAuto && c.Model.Drafts != Off {
+		return fmt.Errorf("model.drafts %q: want auto or off", c.Model.Drafts)
+	}
 	if _, ok := rowPrecisions[c.Model.Rows]; !ok {
 		return fmt.Errorf("model.rows %q: want f32 or f16", c.Model.Rows)
 	}
 	_, err := c.Log.level()
 	return err
 }
+
+// draftsAuto is ModelConfig.Drafts where guessing tokens is left to what it brings.
+const draftsAuto = "auto"
 
 var rowPrecisions = map[string]ring.Precision{"f32": ring.F32, "f16": ring.F16}
 
