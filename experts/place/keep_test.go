@@ -8,7 +8,6 @@ import (
 )
 
 func TestKeep(t *testing.T) {
-	type ids = []int32
 	for _, c := range []struct {
 		name   string
 		sizes  []int64
