@@ -16,7 +16,8 @@ import (
 // Shelf is where a Cache has experts from. One call is made at a time.
 type Shelf interface {
 	// Fetch has the weights of some experts of a layer at hand, for Put, and verified. It takes
-	// its time. It returns those that are, and why not all when nobody has the others now.
+	// its time. It returns those that are, in the same order, and why not all when nobody has the
+	// others now.
 	Fetch(ctx context.Context, layer int, experts []int32) (got []int32, err error)
 	// Put makes some experts of a layer, whose weights are at hand, what the kernel of
 	// Config.Local holds of it. Nobody has the layer computed meanwhile. After an error the
@@ -195,21 +196,21 @@ func (c *Cache) change(ctx context.Context, layer int, next []int32) error {
 	if after[layer] = next; c.cfg.Room.Bytes(after) > c.cfg.Room.Budget {
 		return nil
 	}
-	var come []int32
-	for _, e := range next {
-		if _, has := slices.BinarySearch(c.held[layer], e); !has {
-			come = append(come, e)
+	var failed error
+	if len(next) > 0 {
+		var got []int32 // of what is held too, since that is loaded anew
+		got, failed = c.cfg.Shelf.Fetch(ctx, layer, next)
+		if next = c.instead(layer, next, got); next == nil {
+			return failed
 		}
 	}
-	var failed error
-	if len(come) > 0 {
-		var got []int32
-		if got, failed = c.cfg.Shelf.Fetch(ctx, layer, come); failed != nil {
-			next = slices.DeleteFunc(next, func(e int32) bool { return slices.Contains(come, e) && !slices.Contains(got, e) })
-			come = got
-		}
-		if len(got) == 0 {
-			return failed // what is there stays
+	if slices.Equal(next, c.held[layer]) {
+		return failed
+	}
+	come := 0
+	for _, e := range next {
+		if _, has := slices.BinarySearch(c.held[layer], e); !has {
+			come++
 		}
 	}
 	c.set(layer, nil)
@@ -217,10 +218,30 @@ func (c *Cache) change(ctx context.Context, layer int, next []int32) error {
 		return err
 	}
 	c.mu.Lock()
-	c.stats.Fetched += uint64(len(come))
+	c.stats.Fetched += uint64(come)
 	c.mu.Unlock()
 	c.set(layer, next)
 	return failed
+}
+
+// instead is what a layer is to hold when not all that was wanted is at hand: what is held takes
+// the places of what is not. It is nil when something is not at hand any more that is held and
+// wanted: then all stays.
+func (c *Cache) instead(layer int, want, got []int32) []int32 {
+	places := len(want) - len(got)
+	next := slices.Clone(got)
+	for _, e := range c.held[layer] {
+		switch {
+		case slices.Contains(got, e):
+		case slices.Contains(want, e):
+			return nil
+		case places > 0:
+			next = append(next, e)
+			places--
+		}
+	}
+	slices.Sort(next)
+	return next
 }
 
 // set has calls use some experts of a layer.

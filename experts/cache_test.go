@@ -195,6 +195,21 @@ func TestCacheLacks(t *testing.T) {
 	if st := turn(); st.Experts != 16 || st.Trouble != "" {
 		t.Errorf("%+v, want all", st)
 	}
+	for e := range int32(testExperts) {
+		r.lacks = append(r.lacks, e)
+	}
+	before := [2][]int32{r.held[0], r.held[1]}
+	routed(t, d, rng, 200, 32)
+	c.learn()
+	c.arrange(t.Context())
+	if st := c.Stats(); st.Experts != 16 || st.Trouble == "" || !slices.Equal(before[0], r.held[0]) || !slices.Equal(before[1], r.held[1]) {
+		t.Errorf("%+v, holds %v, want what it held", st, r.held)
+	}
+	r.lacks = nil
+	c.arrange(t.Context())
+	if slices.Equal(before[0], r.held[0]) || slices.Equal(before[1], r.held[1]) {
+		t.Errorf("holds %v, want what the router moved on to", r.held)
+	}
 	puts := r.puts
 	c.arrange(t.Context())
 	if r.puts != puts {
