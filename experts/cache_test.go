@@ -202,8 +202,10 @@ func TestCacheLacks(t *testing.T) {
 	routed(t, d, rng, 200, 32)
 	c.learn()
 	c.arrange(t.Context())
-	if st := c.Stats(); st.Experts != 16 || st.Trouble == "" || !slices.Equal(before[0], r.held[0]) || !slices.Equal(before[1], r.held[1]) {
-		t.Errorf("%+v, holds %v, want what it held", st, r.held)
+	for l, was := range before { // the layers may share the room otherwise
+		if st := c.Stats(); st.Trouble == "" || len(r.held[l]) < len(was)-2 || slices.ContainsFunc(r.held[l], func(e int32) bool { return !slices.Contains(was, e) }) {
+			t.Errorf("%+v, layer %d holds %v, want what it held: %v", st, l, r.held[l], was)
+		}
 	}
 	r.lacks = nil
 	c.arrange(t.Context())
