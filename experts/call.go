@@ -231,6 +231,9 @@ func (r *run) compute(ctx context.Context, p *program, call *Call) error {
 		switch {
 		case len(r.pending) == 0 && len(r.parts) == 0:
 			r.tellServed()
+			if r.only == nil {
+				r.d.allPairs.Add(uint64(len(call.IDs)))
+			}
 			return nil
 		case len(r.pending) > 0 && r.missing.IsZero():
 			r.missing = now

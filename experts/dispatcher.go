@@ -24,13 +24,6 @@ type Dialer interface {
 	Dial(ctx context.Context, peerID string) (net.Conn, error)
 }
 
-// Local is the backbone's own copy of some experts.
-type Local struct {
-	Kernel Kernel
-	Slices []Slice
-	First  bool // compute here whatever is here; else only what no peer computes
-}
-
 // Config configures a Dispatcher. Zero fields but the first two have the default stated.
 type Config struct {
 	Model  ModelID
@@ -119,7 +112,9 @@ type Dispatcher struct {
 	runs     runList
 	local    sync.Mutex // guards cfg.Local.Kernel and the scratch of local calls
 	scratch  localScratch
+	held     holding       // what of cfg.Local.Kernel is used
 	ownPairs atomic.Uint64 // computed by cfg.Local
+	allPairs atomic.Uint64 // of calls that succeeded
 	hedges   hedges
 	draws    draws
 	starved  atomic.Int32 // calls with pairs that nobody serves
@@ -167,6 +162,9 @@ func NewDispatcher(cfg Config) (*Dispatcher, error) {
 	}
 	d.hedges.credit.Store(firstCredit)
 	d.programs.Store(&[][]*program{})
+	if cfg.Local != nil {
+		d.held.set.Store(newLocalSet(cfg.Local.Slices))
+	}
 	d.loops.Go(d.pulse)
 	return d, nil
 }

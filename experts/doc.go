@@ -13,6 +13,8 @@
 //     late is asked of a second one too: at most a tenth of the calls (hedge.go).
 //   - What a worker offers is given calls only once a canary row of it came back, and is the one
 //     that the backbone's own copy or most other workers compute (canary.go).
+//   - What the backbone has itself may change while calls run (local.go): a Cache keeps what its
+//     router really chooses there (cache.go).
 //   - What a worker offers may change. It refuses nothing that was sent before the dispatcher
 //     knew of the change, and its kernel is asked for nothing that it was told to drop.
 //   - Of replicas that are about as near and fast each gets a share of the calls. While a seed is
