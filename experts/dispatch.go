@@ -164,7 +164,7 @@ func (r *run) ask(s *session, peer int32, now time.Time) {
 		}
 		from := c.source(pair)
 		if p != nil && (len(p.pairs) == mostPairs || from != last &&
-			(p.rows == s.offer.MaxRows || callSize(p.rows+1, len(p.pairs)+1, c.RowWidth) > MaxFrame)) {
+			(p.rows == s.offer.MaxRows || callSize(F32, p.rows+1, len(p.pairs)+1, c.RowWidth) > MaxFrame)) {
 			r.send(p, now)
 			p = nil
 		}

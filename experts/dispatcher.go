@@ -30,6 +30,10 @@ type Config struct {
 	Dialer Dialer
 	Local  *Local // nil: none
 
+	// Precision is that of rows to and from workers that offer it, where they fit it; others get
+	// f32. Only f32 gives what the backbone alone would compute: F32
+	Precision Precision
+
 	CoverageWait time.Duration // a call waits so long for a worker to return: 0
 	MinDeadline  time.Duration // of a call, however fast its peer is: 250 ms
 	MaxDeadline  time.Duration // of a call, however slow its peer is: 10 s
@@ -76,6 +80,12 @@ func (c *Config) validate() error {
 	}
 	if c.Local != nil && c.Local.Kernel == nil {
 		return errors.New("experts: local experts without a kernel")
+	}
+	if c.Precision == 0 {
+		c.Precision = F32
+	}
+	if !slices.Contains(precisions, c.Precision) {
+		return fmt.Errorf("experts: dispatcher with %v", c.Precision)
 	}
 	defaults(&c.MinDeadline, 250*time.Millisecond)
 	defaults(&c.MaxDeadline, 10*time.Second)

@@ -7,19 +7,21 @@ import (
 	"time"
 )
 
-// delayedConn is one end of a connection whose writes arrive later, in order and
-// without a limit of rate, as over a long line. A write never waits: it is kept
+// delayedConn is one end of a connection whose writes arrive later, in order, as over a
+// long line, which may carry so many bytes a second only. A write never waits: it is kept
 // until it is due.
 type delayedConn struct {
 	net.Conn
 	delay time.Duration
+	rate  float64       // bytes a second; 0: no limit
 	kick  chan struct{} // there is something in queue; capacity 1
 	ended chan struct{} // closed with err
 	sent  sync.WaitGroup
 
 	mu    sync.Mutex // guards the rest
 	queue []delayedWrite
-	err   error // of the line, for later writes
+	free  time.Time // when the line has carried what is on it
+	err   error     // of the line, for later writes
 }
 
 // sleepNear is the end of a wait, which is slept precisely.
@@ -30,11 +32,11 @@ type delayedWrite struct {
 	data []byte
 }
 
-func delayConn(c net.Conn, delay time.Duration) net.Conn {
-	if delay == 0 {
+func delayConn(c net.Conn, delay time.Duration, rate float64) net.Conn {
+	if delay == 0 && rate == 0 {
 		return c
 	}
-	d := &delayedConn{Conn: c, delay: delay, kick: make(chan struct{}, 1), ended: make(chan struct{})}
+	d := &delayedConn{Conn: c, delay: delay, rate: rate, kick: make(chan struct{}, 1), ended: make(chan struct{})}
 	d.sent.Go(d.send)
 	return d
 }
@@ -45,7 +47,13 @@ func (d *delayedConn) Write(b []byte) (int, error) {
 	if d.err != nil {
 		return 0, d.err
 	}
-	d.queue = append(d.queue, delayedWrite{time.Now().Add(d.delay), append([]byte(nil), b...)})
+	if now := time.Now(); d.free.Before(now) {
+		d.free = now
+	}
+	if d.rate > 0 {
+		d.free = d.free.Add(time.Duration(float64(len(b)) / d.rate * float64(time.Second)))
+	}
+	d.queue = append(d.queue, delayedWrite{d.free.Add(d.delay), append([]byte(nil), b...)})
 	select {
 	case d.kick <- struct{}{}:
 	default:
@@ -103,7 +111,10 @@ func (d *delayedConn) SetWriteDeadline(time.Time) error { return nil }
 func (d *delayedConn) SetDeadline(t time.Time) error    { return d.SetReadDeadline(t) }
 
 // delayedPair is a connection over loopback TCP with a round trip of rtt.
-func delayedPair(rtt time.Duration) (near, far net.Conn, err error) {
+func delayedPair(rtt time.Duration) (near, far net.Conn, err error) { return linePair(rtt, 0) }
+
+// linePair is one that carries rate bytes a second each way; 0: any number.
+func linePair(rtt time.Duration, rate float64) (near, far net.Conn, err error) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		return nil, nil, err
@@ -127,7 +138,7 @@ func delayedPair(rtt time.Duration) (near, far net.Conn, err error) {
 		near.Close()
 		return nil, nil, other.err
 	}
-	return delayConn(near, rtt/2), delayConn(other.conn, rtt-rtt/2), nil
+	return delayConn(near, rtt/2, rate), delayConn(other.conn, rtt-rtt/2, rate), nil
 }
 
 // measureLine is the round trip of a byte, the median of some.

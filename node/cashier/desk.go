@@ -91,7 +91,7 @@ type Desk struct {
 	busy  map[settle.QuoteID]bool // payments that are being proved
 	fees  map[settle.Node][]sponsored
 	runs  map[settle.Node]map[settle.QuoteID]settle.Amount // what requests that run may use; those before a restart are not in it
-	burnt uint64 // the epoch that began to burn last, plus one
+	burnt uint64                                           // the epoch that began to burn last, plus one
 
 	pricing sync.Mutex // guards chains, and is held while a record is made
 	chains  map[settle.Hash]*market.PriceChain
