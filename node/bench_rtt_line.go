@@ -2,6 +2,7 @@ package node
 
 import (
 	"errors"
+	"math/rand/v2"
 	"net"
 	"sync"
 	"time"
@@ -13,6 +14,7 @@ import (
 type delayedConn struct {
 	net.Conn
 	delay time.Duration
+	loss  float64       // share of packets that are lost
 	kick  chan struct{} // there is something in queue; capacity 1
 	ended chan struct{} // closed with err
 	sent  sync.WaitGroup
@@ -22,6 +24,11 @@ type delayedConn struct {
 	err   error // of the line, for later writes
 }
 
+const (
+	linePacket = 1448                   // bytes
+	lineStall  = 200 * time.Millisecond // the shortest time after which Linux sends a lost packet again unasked
+)
+
 // sleepNear is the end of a wait, which is slept precisely.
 const sleepNear = 2 * time.Millisecond
 
@@ -30,11 +37,11 @@ type delayedWrite struct {
 	data []byte
 }
 
-func delayConn(c net.Conn, delay time.Duration) net.Conn {
-	if delay == 0 {
+func delayConn(c net.Conn, delay time.Duration, loss float64) net.Conn {
+	if delay == 0 && loss == 0 {
 		return c
 	}
-	d := &delayedConn{Conn: c, delay: delay, kick: make(chan struct{}, 1), ended: make(chan struct{})}
+	d := &delayedConn{Conn: c, delay: delay, loss: loss, kick: make(chan struct{}, 1), ended: make(chan struct{})}
 	d.sent.Go(d.send)
 	return d
 }
@@ -45,12 +52,23 @@ func (d *delayedConn) Write(b []byte) (int, error) {
 	if d.err != nil {
 		return 0, d.err
 	}
-	d.queue = append(d.queue, delayedWrite{time.Now().Add(d.delay), append([]byte(nil), b...)})
+	d.queue = append(d.queue, delayedWrite{time.Now().Add(d.delay + d.stall(len(b))), append([]byte(nil), b...)})
 	select {
 	case d.kick <- struct{}{}:
 	default:
 	}
 	return len(b), nil
+}
+
+// stall is how much later some bytes arrive since packets of them were lost. What is
+// written behind them waits, as the order is kept.
+func (d *delayedConn) stall(bytes int) time.Duration {
+	for ; bytes > 0 && d.loss > 0; bytes -= linePacket {
+		if rand.Float64() < d.loss {
+			return lineStall
+		}
+	}
+	return 0
 }
 
 // send hands writes over when they are due.
@@ -127,7 +145,7 @@ func delayedPair(rtt time.Duration) (near, far net.Conn, err error) {
 		near.Close()
 		return nil, nil, other.err
 	}
-	return delayConn(near, rtt/2), delayConn(other.conn, rtt-rtt/2), nil
+	return delayConn(near, rtt/2, 0), delayConn(other.conn, rtt-rtt/2, 0), nil
 }
 
 // measureLine is the round trip of a byte, the median of some.
