@@ -26,10 +26,17 @@ const (
 	coresFull = 0.9
 )
 
+// wideModel is one layer of real widths, so that four workers load it soon.
+var wideModel = ggml.GenerateConfig{
+	Arch: "qwen3moe", Layers: 1, Experts: 16, ExpertsUsed: 4,
+	Embedding: 3072, FeedForward: 1024, Heads: 24, Vocab: 2048,
+	Type: "Q4_K", Threads: 1,
+}
+
 // moreWorkers measures what 1, 2 and 4 workers, each with all experts, compute for one
 // dispatcher that many callers use. What the router picks is drawn here.
 func (b *bench) moreWorkers() error {
-	path, err := b.realModel()
+	path, err := b.generated("wide-q4_k.gguf", "110 MB", wideModel)
 	if err != nil {
 		return err
 	}
@@ -51,7 +58,7 @@ func (b *bench) moreWorkers() error {
 	if err != nil {
 		return err
 	}
-	fmt.Fprintf(b.out, "\n### More workers: real shapes, %v, %d callers of one token each\n\n"+
+	fmt.Fprintf(b.out, "\n### More workers: real widths, %v, %d callers of one token each\n\n"+
 		"One MoE layer, %d of %d experts for each token: picked evenly, or the n-th of them in proportion to 1/n (skewed). %d cores; "+
 		"\"cores\" counts those that the workers and this process had.\n\n",
 		loadRTT, loadCallers, call.Used, count, runtime.NumCPU())

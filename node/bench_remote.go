@@ -32,6 +32,9 @@ type crew struct {
 	lines sync.WaitGroup
 }
 
+// crewTime is for workers to load a model, which a busy disk may make them wait for.
+const crewTime = 3 * time.Minute
+
 // openCrew starts workers and greets them.
 func (b *bench) openCrew(path string, workers int) (_ *crew, err error) {
 	c := &crew{}
@@ -57,7 +60,7 @@ func (b *bench) openCrew(path string, workers int) (_ *crew, err error) {
 		}
 		c.workers = append(c.workers, w)
 	}
-	limit, cancel := context.WithTimeout(b.ctx, time.Minute)
+	limit, cancel := context.WithTimeout(b.ctx, crewTime)
 	defer cancel()
 	return c, c.connect(limit, b.rt)
 }
