@@ -243,6 +243,40 @@ func TestWalletMoves(t *testing.T) {
 	}
 }
 
+func TestComplain(t *testing.T) {
+	b, data := newBank(t)
+	file, wallet := testKeyPair(t, 1)
+	b.reply[api.PathComplaintText] = api.ComplaintText{Text: "claim\nof it\n", Domain: "D0main"}
+	b.reply[api.PathComplain] = api.Complained{Asked: "7", Due: 1, Recovered: "0"}
+	status, out, errs := kvasir(t, "", "complain", "q1", "7", "--data", data)
+	if got := was[api.Complaint](t, b, api.PathComplain); status != exitOK || got != (api.Complaint{Request: "q1", Amount: "7"}) || !strings.Contains(out, "0.000007") || b.asked[api.PathComplaintText] != nil {
+		t.Errorf("by the linked node: %d %s %s, asked %+v", status, out, errs, got)
+	}
+	status, out, errs = kvasir(t, "", "complain", "q1", "7", "--keypair", file, "--data", data)
+	if got := was[api.Complaint](t, b, api.PathComplain); status != exitOK || got.Format != "raw" || !signedBy(wallet, "claim\nof it\n", got.Signature) {
+		t.Errorf("by the wallet: %d %s %s, asked %+v", status, out, errs, got)
+	}
+	if ask := was[api.ComplaintTextRequest](t, b, api.PathComplaintText); ask != (api.ComplaintTextRequest{Request: "q1", Amount: "7", Wallet: wallet}) {
+		t.Errorf("asked %+v", ask)
+	}
+	delete(b.asked, api.PathComplain)
+	status, out, errs = kvasir(t, "", "complain", "q1", "7", "--wallet", "W", "--data", data)
+	if status != exitOK || out != "claim\nof it\n" || !strings.Contains(errs, "D0main") || !strings.Contains(errs, "complain q1 7 --signature") || b.asked[api.PathComplain] != nil {
+		t.Errorf("what is signed elsewhere: %d %q %q", status, out, errs)
+	}
+	b.reply[api.PathComplain] = api.Complained{Asked: "7", Over: true, Recovered: "3"}
+	status, out, errs = kvasir(t, "", "complain", "q1", "7", "--signature", "sig", "--format", "v1", "--data", data)
+	want := api.Complaint{Request: "q1", Amount: "7", Format: "v1", Signature: "sig"}
+	if got := was[api.Complaint](t, b, api.PathComplain); status != exitOK || got != want || !strings.Contains(out, "has paid 0.000003") {
+		t.Errorf("signed elsewhere: %d %s %s, asked %+v", status, out, errs, got)
+	}
+	for _, args := range [][]string{{}, {"q1"}, {"q1", "0"}, {"q1", "1e3"}, {"q1", "7", "8"}, {"q1", "7", "--keypair", file, "--signature", "s"}} {
+		if status, _, _ := kvasir(t, "", append([]string{"complain", "--data", data}, args...)...); status != exitUsage {
+			t.Errorf("complain %v: status %d", args, status)
+		}
+	}
+}
+
 func TestWalletStatus(t *testing.T) {
 	b, data := newBank(t)
 	status, out, errs := kvasir(t, "", "wallet", "status", "--data", data)

@@ -217,11 +217,16 @@ func (f *flags) parseAmount(c console) (amount string, daemon *client.Client, er
 	if err != nil {
 		return "", nil, err
 	}
-	if len(rest) != 1 || rest[0] == "" || len(rest[0]) > 20 || rest[0][0] == '0' || strings.Trim(rest[0], "0123456789") != "" {
+	if len(rest) != 1 || !isAmount(rest[0]) {
 		return "", nil, usagef("%s takes one AMOUNT in base units, such as 1500, got %q. See `%s --help`", f.Name(), rest, f.Name())
 	}
 	daemon, err = f.daemon()
 	return rest[0], daemon, err
+}
+
+// isAmount says whether a text is an amount of base units above 0.
+func isAmount(s string) bool {
+	return s != "" && len(s) <= 20 && s[0] != '0' && strings.Trim(s, "0123456789") == ""
 }
 
 // moveAmount makes a move with an id of its own: the same id again is the same move.

@@ -175,8 +175,11 @@ type Peer struct {
 type Tokens struct {
 	Prompt    uint64  `json:"prompt"`
 	Generated uint64  `json:"generated"`
-	PerSecond float64 `json:"per_second"` // of all sequences, over the last 10 s
-	Running   int     `json:"running"`    // sequences
+	Drafted   uint64  `json:"drafted,omitempty"`   // guessed, and computed with others
+	Accepted  uint64  `json:"accepted,omitempty"`  // of them, since they were right
+	NoDrafts  string  `json:"no_drafts,omitempty"` // why none are guessed though that was asked for
+	PerSecond float64 `json:"per_second"`          // of all sequences, over the last 10 s
+	Running   int     `json:"running"`             // sequences
 	Waiting   int     `json:"waiting"`
 }
 

@@ -191,6 +191,7 @@ type transfer struct {
 const (
 	tokenTransfer        = 3
 	tokenTransferChecked = 12
+	tokenBurnChecked     = 15
 )
 
 var errOtherCall = errors.New("the call does more than transfer to the vault")
