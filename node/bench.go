@@ -64,6 +64,7 @@ var measurements = []struct {
 }{
 	{"dispatch", (*bench).dispatch, false}, {"tokens", (*bench).tokens, false},
 	{"kernel", (*bench).kernel, false}, {"memory", (*bench).memory, false}, {"plan", (*bench).planned, false},
+	{"wire", (*bench).wires, false},
 	{"rtt", (*bench).rtts, true}, {"server", (*bench).servers, true},
 	{"peers", (*bench).peers, true},
 }

@@ -11,6 +11,7 @@ import (
 // line is what lies between two places. The zero line is nothing.
 type line struct {
 	rtt  time.Duration // round trip
+	rate float64       // bytes a second, each way; 0: no limit
 	loss float64       // share of packets that are lost
 }
 
@@ -19,7 +20,7 @@ func noLine(string) line { return line{} }
 // bridge hands on what comes from each of two connections to the other over a line, until
 // one of them or ctx ends. It closes both.
 func bridge(ctx context.Context, a, b net.Conn, l line) {
-	a, b = delayConn(a, l.rtt/2, l.loss), delayConn(b, l.rtt-l.rtt/2, l.loss)
+	a, b = delayConn(a, l.rtt/2, l), delayConn(b, l.rtt-l.rtt/2, l)
 	hangUp := sync.OnceFunc(func() {
 		a.Close()
 		b.Close()
