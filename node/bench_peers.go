@@ -123,10 +123,10 @@ func (c *contest) turns(l line, texts []*rttText, ways []contestant) ([][]float6
 	return rates, nil
 }
 
-// openEngine makes an engine as a node has one.
-func (c *contest) openEngine(m *ggml.Model) (*engine.Engine, error) {
+// openEngine makes an engine as a node has one. drafts are those of a backbone; nil: none.
+func (c *contest) openEngine(m *ggml.Model, drafts *engine.Drafts) (*engine.Engine, error) {
 	return engine.Open(engine.Config{
-		Model: m, Context: rttContext, Sequences: peerStreams, Queue: peerStreams, Threads: c.Threads,
+		Model: m, Context: rttContext, Sequences: peerStreams, Queue: peerStreams, Threads: c.Threads, Drafts: drafts,
 	})
 }
 

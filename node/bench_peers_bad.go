@@ -85,7 +85,7 @@ func (c *contest) withBad(t benchTable, bad mishap) error {
 		}
 		return line{rtt: loadRTT}
 	}
-	e, err := c.openEngine(c.swarm)
+	e, err := c.openEngine(c.swarm, nil)
 	if err != nil {
 		return err
 	}

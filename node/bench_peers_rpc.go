@@ -70,7 +70,7 @@ func (p *rpcPeer) serve(b *bench, path string, streams int, args ...string) erro
 // awaitPort waits until somebody listens at an address.
 func awaitPort(ctx context.Context, addr string) error {
 	var err error
-	for range 200 {
+	for range 600 {
 		var c net.Conn
 		if c, err = net.Dial("tcp", addr); err == nil {
 			return c.Close()

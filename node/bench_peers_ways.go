@@ -10,6 +10,7 @@ import (
 	"kvasird/experts"
 	"kvasird/ggml"
 	"kvasird/ggml/gguf"
+	"kvasird/node/engine"
 )
 
 // wantedOfRPC is how many times the tokens per second of llama.cpp's RPC backend are
@@ -28,7 +29,7 @@ func (c *contest) wantedOfRPC(rtt time.Duration, streams int) float64 {
 
 // against measures the model in every way over every line.
 func (c *contest) against() error {
-	alone, err := c.openEngine(c.alone.model)
+	alone, err := c.openEngine(c.alone.model, nil)
 	if err != nil {
 		return err
 	}
@@ -36,7 +37,11 @@ func (c *contest) against() error {
 	fmt.Fprintf(c.out, "\n### Against llama.cpp's RPC backend: %s\n\n", c.name)
 	t := newTable(c.out, "streams", "RTT", "way", "tok/s", "of RPC", "wanted", "")
 	for _, rtt := range peerLines {
-		if err := c.againstOver(t, line{rtt: rtt}, contestant{"alone", true, c.byEngine(alone)}); err != nil {
+		var ways []contestant
+		if rtt == 0 {
+			ways = append(ways, contestant{"alone", true, c.byEngine(alone)})
+		}
+		if err := c.againstOver(t, line{rtt: rtt}, ways); err != nil {
 			return err
 		}
 	}
@@ -48,8 +53,8 @@ func (c *contest) against() error {
 	return nil
 }
 
-func (c *contest) againstOver(t benchTable, l line, alone contestant) error {
-	ways := []contestant{alone}
+// againstOver measures over one line. ways are those to which it does not matter.
+func (c *contest) againstOver(t benchTable, l line, ways []contestant) error {
 	if l.rtt == 0 {
 		plain, err := c.openPlain(c.path, peerStreams)
 		if err != nil {
@@ -71,12 +76,12 @@ func (c *contest) againstOver(t benchTable, l line, alone contestant) error {
 	}
 	defer d.Close()
 	c.by.Store(d)
-	own, err := c.openEngine(c.swarm)
+	own, err := c.openEngine(c.swarm, &engine.Drafts{Resident: d.Resident})
 	if err != nil {
 		return err
 	}
 	defer own.Close()
-	ways = append(ways, contestant{"expert dispatch", true, c.byEngine(own)})
+	ways = append(ways, contestant{"expert dispatch", false, c.byEngine(own)})
 	ring, err := openRing(l.rtt, c.id, peerStreams, c.windows, c.stages)
 	if err != nil {
 		return err
@@ -131,7 +136,7 @@ func (c *contest) bound() error {
 	if err != nil {
 		return err
 	}
-	t := newTable(c.out, "text", "repeats itself", "resident", "tok/s", "of the bound", "wanted", "")
+	t := newTable(c.out, "text", "repeats itself", "resident", "tok/s", "of the bound", "wanted", "", "drafts accepted", "without drafts tok/s", "of these", "wanted", "")
 	for _, share := range []int{0, 8, 4} {
 		if err := c.boundWith(t, line{rtt: rtt}, synchronous, used, share); err != nil {
 			return err
@@ -148,7 +153,7 @@ func (c *contest) used() ([][]uint64, error) {
 	}
 	defer d.Close()
 	c.by.Store(d)
-	e, err := c.openEngine(c.swarm)
+	e, err := c.openEngine(c.swarm, nil)
 	if err != nil {
 		return nil, err
 	}
@@ -181,34 +186,68 @@ func (c *contest) boundWith(t benchTable, l line, synchronous float64, used [][]
 	}
 	defer d.Close()
 	c.by.Store(d)
-	e, err := c.openEngine(c.swarm)
-	if err != nil {
-		return err
-	}
-	defer e.Close()
 	for _, text := range []*rttText{c.fresh, c.loop} {
-		way := contestant{"expert dispatch, " + resident + " resident", false, c.byEngine(e)}
-		if _, _, err := way.run([]*rttText{text}, rttFewest); err != nil {
-			return fmt.Errorf("%s: %w", way.name, err)
-		}
-		rates, err := c.turns(l, []*rttText{text}, []contestant{way})
+		row, err := c.boundOf(l, d, text, synchronous, share)
 		if err != nil {
-			return err
+			return fmt.Errorf("%s resident: %w", resident, err)
 		}
-		rate, verdict := median(rates[0]), notWanted
-		switch {
-		case !c.prompts:
-		case share == 4:
-			verdict = atLeast(rate/synchronous, 4)
-		case share == 8:
-			verdict = atLeast(rate/synchronous, 3)
-		case text == c.loop:
-			verdict = atLeast(rate/synchronous, 3)
-		}
-		t.row(append([]string{textName(text == c.loop), fmt.Sprintf("%.0f %%", 100*text.repeats), resident, rttRate(rate),
-			fmt.Sprintf("%.2f", rate/synchronous)}, verdict...)...)
+		t.row(append([]string{textName(text == c.loop), fmt.Sprintf("%.0f %%", 100*text.repeats), resident}, row...)...)
 	}
 	return nil
+}
+
+// boundOf has a text answered with drafts and without, and gives what the table says of it.
+func (c *contest) boundOf(l line, d *experts.Dispatcher, text *rttText, synchronous float64, share int) ([]string, error) {
+	var engines []*engine.Engine
+	var ways []contestant
+	for _, w := range []struct {
+		name   string
+		drafts *engine.Drafts
+	}{{"with drafts", &engine.Drafts{Resident: d.Resident}}, {"without drafts", nil}} {
+		e, err := c.openEngine(c.swarm, w.drafts)
+		if err != nil {
+			return nil, err
+		}
+		defer e.Close()
+		way := contestant{w.name, false, c.byEngine(e)}
+		if _, _, err := way.run([]*rttText{text}, rttFewest); err != nil { // what drafts cost and bring is learned
+			return nil, err
+		}
+		engines, ways = append(engines, e), append(ways, way)
+	}
+	before := engines[0].Stats()
+	rates, err := c.turns(l, []*rttText{text}, ways)
+	if err != nil {
+		return nil, err
+	}
+	after, rate, verdict := engines[0].Stats(), median(rates[0]), notWanted
+	if want := c.wantedOfBound(share, text == c.loop); want > 0 {
+		verdict = atLeast(rate/synchronous, want)
+	}
+	ratio, plain := medianRatio(rates[0], rates[1]), notWanted
+	if !c.prompts { // random weights, of which no draft is worth anything
+		plain = atLeast(ratio, draftsCost)
+	}
+	row := append([]string{rttRate(rate), fmt.Sprintf("%.2f", rate/synchronous)}, verdict...)
+	row = append(row, fmt.Sprintf("%d of %d", after.Accepted-before.Accepted, after.Drafted-before.Drafted),
+		rttRate(median(rates[1])), fmt.Sprintf("%.2f", ratio))
+	return append(row, plain...), nil
+}
+
+// draftsCost is what is wanted of the speed with drafts that are worth nothing: that
+// without, of which the scatter is left out.
+const draftsCost = 0.95
+
+// wantedOfBound is how many times the bound is wanted with one of so many experts
+// resident, or none; 0: nothing is.
+func (c *contest) wantedOfBound(share int, repeats bool) float64 {
+	switch {
+	case c.prompts && share == 4:
+		return 4
+	case c.prompts && (share == 8 || repeats):
+		return 3
+	}
+	return 0
 }
 
 func textName(loop bool) string {

@@ -142,7 +142,7 @@ func (b *bench) startServer(path string, args ...string) (url string, stop func(
 	if err != nil {
 		return "", nil, err
 	}
-	for range 600 {
+	for range 3000 { // five minutes: a busy machine loads slowly
 		resp, err := http.Get("http://" + addr + "/health")
 		if err == nil {
 			resp.Body.Close()
@@ -157,7 +157,7 @@ func (b *bench) startServer(path string, args ...string) (url string, stop func(
 		}
 	}
 	stop()
-	return "", nil, fmt.Errorf("%s is not ready after a minute: %s", b.Server, strings.TrimSpace(words.String()))
+	return "", nil, fmt.Errorf("%s is not ready after five minutes: %s", b.Server, strings.TrimSpace(words.String()))
 }
 
 // freeAddr is an address where nobody listens just now.
