@@ -24,13 +24,6 @@ type Dialer interface {
 	Dial(ctx context.Context, peerID string) (net.Conn, error)
 }
 
-// Local is the backbone's own copy of some experts.
-type Local struct {
-	Kernel Kernel
-	Slices []Slice
-	First  bool // compute here whatever is here; else only what no peer computes
-}
-
 // Config configures a Dispatcher. Zero fields but the first two have the default stated.
 type Config struct {
 	Model  ModelID
@@ -62,6 +55,10 @@ type Config struct {
 	// It is called with locks held: it does not wait, and does not call the Dispatcher. nil: nobody
 	// is told.
 	Fault func(peerID string, reason error)
+
+	// Unpaid is told of a peer that computes no more until it knows that somebody pays. It does not
+	// wait, and does not call the Dispatcher. nil: nobody is told.
+	Unpaid func(peerID string)
 
 	// Served is told how many pairs of a call a worker computed that were accepted into its output,
 	// once the call is complete; the peer id is "" for Local. Hedged losers, failed calls and
@@ -103,6 +100,9 @@ func (c *Config) validate() error {
 	if c.Fault == nil {
 		c.Fault = func(string, error) {}
 	}
+	if c.Unpaid == nil {
+		c.Unpaid = func(string) {}
+	}
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}
@@ -122,7 +122,9 @@ type Dispatcher struct {
 	runs     runList
 	local    sync.Mutex // guards cfg.Local.Kernel and the scratch of local calls
 	scratch  localScratch
+	held     holding       // what of cfg.Local.Kernel is used
 	ownPairs atomic.Uint64 // computed by cfg.Local
+	allPairs atomic.Uint64 // of calls that succeeded
 	hedges   hedges
 	draws    draws
 	starved  atomic.Int32 // calls with pairs that nobody serves
@@ -170,6 +172,9 @@ func NewDispatcher(cfg Config) (*Dispatcher, error) {
 	}
 	d.hedges.credit.Store(firstCredit)
 	d.programs.Store(&[][]*program{})
+	if cfg.Local != nil {
+		d.held.set.Store(newLocalSet(cfg.Local.Slices))
+	}
 	d.loops.Go(d.pulse)
 	return d, nil
 }

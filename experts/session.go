@@ -269,6 +269,8 @@ func (s *session) failed(f p2p.Frame) error {
 	}
 	switch e.Code {
 	case CodeBusy:
+	case CodeUnpaid:
+		s.d.cfg.Unpaid(s.peer)
 	case CodeClosing:
 		s.d.leave(s)
 	case CodeExpired:

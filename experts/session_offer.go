@@ -103,8 +103,8 @@ func (d *Dispatcher) needs(s *session) bool {
 				left = subtract(left, other.proved)
 			}
 		}
-		if d.cfg.Local != nil {
-			left = subtract(left, spansOf(d.cfg.Local.Slices, p.layer))
+		if local := d.cfg.Local; local != nil && !local.First { // a cache may give up what it has
+			left = subtract(left, spansOf(d.held.set.Load().slices, p.layer))
 		}
 		if len(left) > 0 {
 			return true

@@ -1,6 +1,6 @@
 package experts
 
-// The wire format of /kvasir/<net>/experts/1, version 2.
+// The wire format of /kvasir/<net>/experts/1, version 3.
 //
 // Frames are those of package p2p: a 16-byte header (payload length, type, flags, request id)
 // and a payload. Flags are 0. Integers and floats are little-endian. A payload has exactly the
@@ -60,7 +60,7 @@ package experts
 // worker computes what it is sent, and is sent only what no other computes; TAKEN may be
 // repeated when "needed" changes.
 //
-// Version 1 had neither these later offers, nor TAKEN, state, workers without slices, nor
+// Version 2 had no error 10. Version 1 had neither these later offers, nor TAKEN, state, workers without slices, nor
 // error 9.
 
 import (
@@ -75,7 +75,7 @@ import (
 )
 
 const (
-	wireVersion = 2
+	wireVersion = 3
 
 	// MaxFrame bounds the payload of every frame, in bytes. Larger calls travel in pieces.
 	MaxFrame = 8 << 20

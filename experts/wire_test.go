@@ -12,7 +12,7 @@ import (
 
 func testOffer() offer {
 	return offer{
-		Version: 2, Model: "m", Slices: []Slice{{FirstLayer: 0, EndLayer: 2, FirstExpert: 16, EndExpert: 300}},
+		Version: 3, Model: "m", Slices: []Slice{{FirstLayer: 0, EndLayer: 2, FirstExpert: 16, EndExpert: 300}},
 		MaxRows: 4096, MaxPairs: 10, Queue: 64, Precisions: []Precision{F32},
 	}
 }
@@ -35,8 +35,8 @@ func TestGoldenBytes(t *testing.T) {
 		got  []byte
 		want string
 	}{
-		{"offer", encodeControl(testOffer()), "a8 0102 02616d 0381840002101901 2c 04191000 050a 061840 074101 0800"},
-		{"want", encodeControl(want{2, "m", F32}), "a3 0102 02616d 0301"},
+		{"offer", encodeControl(testOffer()), "a8 0103 02616d 0381840002101901 2c 04191000 050a 061840 074101 0800"},
+		{"want", encodeControl(want{3, "m", F32}), "a3 0103 02616d 0301"},
 		{"program", putProgram(nil, 3, 48, []byte{0xaa, 0xbb}), "03000000 30000000 aabb"},
 		{"result", putResult(nil, 3072, 1024), "000c0000 00040000"},
 		{"error", putError(nil, CodeBusy, "full"), "0200 0000 66756c6c"},
@@ -75,8 +75,8 @@ func TestRoundTrips(t *testing.T) {
 	if err != nil || !reflect.DeepEqual(o, testOffer()) {
 		t.Errorf("offer: got %+v, %v", o, err)
 	}
-	w, err := decodeWant(encodeControl(want{2, "m", F32}))
-	if err != nil || w != (want{2, "m", F32}) {
+	w, err := decodeWant(encodeControl(want{3, "m", F32}))
+	if err != nil || w != (want{3, "m", F32}) {
 		t.Errorf("want: got %+v, %v", w, err)
 	}
 	n, layer, program, err := decodeProgram(putProgram(nil, 3, 48, []byte("abc")))
@@ -149,8 +149,8 @@ func TestRefusals(t *testing.T) {
 		{"want: long integer", wantOf, []byte{0xa3, 1, 0x18, 1, 2, 0x61, 'm', 3, 1}, "deterministic"},
 		{"want: indefinite length", wantOf, []byte{0xbf, 1, 1, 2, 0x61, 'm', 3, 1, 0xff}, "indefinite"},
 		{"want: version", wantOf, encodeControl(want{7, "m", F32}), "wire version 7"},
-		{"want: precision", wantOf, encodeControl(want{2, "m", 5}), "precision 5"},
-		{"want: no model", wantOf, encodeControl(want{2, "", F32}), "model id"},
+		{"want: precision", wantOf, encodeControl(want{3, "m", 5}), "precision 5"},
+		{"want: no model", wantOf, encodeControl(want{3, "", F32}), "model id"},
 		{"program: empty", programOf, putProgram(nil, 0, 0, nil), "want 9"},
 		{"program: too long", programOf, putProgram(nil, 0, 0, make([]byte, MaxProgram+1)), "want 9"},
 		{"program: number", programOf, putProgram(nil, MaxPrograms, 0, []byte{1}), "program number"},
@@ -263,7 +263,7 @@ func FuzzOffer(f *testing.F) {
 }
 
 func FuzzWant(f *testing.F) {
-	f.Add(encodeControl(want{2, "m", F32}))
+	f.Add(encodeControl(want{3, "m", F32}))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		if w, err := decodeWant(b); err == nil && string(encodeControl(w)) != string(b) {
 			t.Errorf("%x decodes to %+v, which encodes differently", b, w)

@@ -16,7 +16,8 @@ type job struct {
 	payload []byte
 	call    callFrame // views of payload
 	expires time.Time
-	reply   *buffer // made when computed; nil: not yet
+	refused *RemoteError // instead of being computed
+	reply   *buffer      // made when computed; nil: not yet
 }
 
 var jobs = sync.Pool{New: func() any { return new(job) }}
@@ -32,7 +33,7 @@ func (j *job) bytes() int { return j.call.size() + F32.size(len(j.call.row), j.p
 // batchScratch gathers the calls that are computed together.
 type batchScratch struct {
 	jobs        []*job
-	late        []*job // taken from the queue after their deadline
+	late        []*job // taken from the queue after their deadline, or refused
 	row, expert []int32
 	rows, out   []float32
 }
@@ -134,6 +135,10 @@ func (w *Worker) take(now time.Time) {
 			b.late = append(b.late, j)
 		case len(b.jobs) == 0 ||
 			j.program == b.jobs[0].program && pairs+len(j.call.row) <= w.cfg.BatchPairs:
+			if j.refused = w.unpaid(j.session, j.program, len(j.call.row)); j.refused != nil {
+				b.late = append(b.late, j)
+				break
+			}
 			b.jobs = append(b.jobs, j)
 			pairs += len(j.call.row)
 		default:
@@ -188,6 +193,17 @@ func (w *Worker) computeLocked(p *workerProgram, rows []float32, row, expert []i
 	return err
 }
 
+// unpaid says why a call of a session is not computed, if it is not.
+func (w *Worker) unpaid(s *workerSession, p *workerProgram, pairs int) *RemoteError {
+	if w.cfg.Allow == nil {
+		return nil
+	}
+	if err := w.cfg.Allow(s.peer, p.layer, pairs); err != nil {
+		return &RemoteError{CodeUnpaid, err.Error()}
+	}
+	return nil
+}
+
 // isQuick says whether so many pairs are expected to take no longer than inlineTime.
 func (w *Worker) isQuick(pairs int) bool {
 	perPair := load(&w.perPair)
@@ -201,6 +217,11 @@ func (w *Worker) isQuick(pairs int) bool {
 func (w *Worker) answer(err error) {
 	b := &w.scratch
 	for _, j := range b.late {
+		if j.refused != nil {
+			w.count.refused.Add(1)
+			j.fail(j.refused)
+			continue
+		}
 		w.count.expired.Add(1)
 		j.fail(&RemoteError{CodeExpired, fmt.Sprintf("not computed within %d ms", j.call.deadline)})
 	}

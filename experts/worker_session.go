@@ -175,7 +175,10 @@ func (s *workerSession) call(f p2p.Frame) error {
 	p, refused := s.check(&c, served)
 	if refused == nil && w.isQuick(len(c.row)) && w.waiting.Load() == 0 && s.wmu.TryLock() {
 		if w.kernel.TryLock() {
-			return s.inline(f.ID, p, &c)
+			if refused = w.unpaid(s, p, len(c.row)); refused == nil {
+				return s.inline(f.ID, p, &c)
+			}
+			w.kernel.Unlock()
 		}
 		s.wmu.Unlock()
 	}

@@ -2,6 +2,7 @@ package node
 
 import (
 	"errors"
+	"math/rand/v2"
 	"net"
 	"sync"
 	"time"
@@ -13,7 +14,7 @@ import (
 type delayedConn struct {
 	net.Conn
 	delay time.Duration
-	rate  float64       // bytes a second; 0: no limit
+	line  line
 	kick  chan struct{} // there is something in queue; capacity 1
 	ended chan struct{} // closed with err
 	sent  sync.WaitGroup
@@ -24,6 +25,11 @@ type delayedConn struct {
 	err   error     // of the line, for later writes
 }
 
+const (
+	linePacket = 1448                   // bytes
+	lineStall  = 200 * time.Millisecond // the shortest time after which Linux sends a lost packet again unasked
+)
+
 // sleepNear is the end of a wait, which is slept precisely.
 const sleepNear = 2 * time.Millisecond
 
@@ -32,11 +38,12 @@ type delayedWrite struct {
 	data []byte
 }
 
-func delayConn(c net.Conn, delay time.Duration, rate float64) net.Conn {
-	if delay == 0 && rate == 0 {
+// delayConn has what is written to c arrive after a delay, by what else the line is.
+func delayConn(c net.Conn, delay time.Duration, l line) net.Conn {
+	if delay == 0 && l.rate == 0 && l.loss == 0 {
 		return c
 	}
-	d := &delayedConn{Conn: c, delay: delay, rate: rate, kick: make(chan struct{}, 1), ended: make(chan struct{})}
+	d := &delayedConn{Conn: c, delay: delay, line: l, kick: make(chan struct{}, 1), ended: make(chan struct{})}
 	d.sent.Go(d.send)
 	return d
 }
@@ -50,15 +57,26 @@ func (d *delayedConn) Write(b []byte) (int, error) {
 	if now := time.Now(); d.free.Before(now) {
 		d.free = now
 	}
-	if d.rate > 0 {
-		d.free = d.free.Add(time.Duration(float64(len(b)) / d.rate * float64(time.Second)))
+	if d.line.rate > 0 {
+		d.free = d.free.Add(time.Duration(float64(len(b)) / d.line.rate * float64(time.Second)))
 	}
-	d.queue = append(d.queue, delayedWrite{d.free.Add(d.delay), append([]byte(nil), b...)})
+	d.queue = append(d.queue, delayedWrite{d.free.Add(d.delay + d.stall(len(b))), append([]byte(nil), b...)})
 	select {
 	case d.kick <- struct{}{}:
 	default:
 	}
 	return len(b), nil
+}
+
+// stall is how much later some bytes arrive since packets of them were lost. What is
+// written behind them waits, as the order is kept.
+func (d *delayedConn) stall(bytes int) time.Duration {
+	for ; bytes > 0 && d.line.loss > 0; bytes -= linePacket {
+		if rand.Float64() < d.line.loss {
+			return lineStall
+		}
+	}
+	return 0
 }
 
 // send hands writes over when they are due.
@@ -138,7 +156,8 @@ func linePair(rtt time.Duration, rate float64) (near, far net.Conn, err error) {
 		near.Close()
 		return nil, nil, other.err
 	}
-	return delayConn(near, rtt/2, rate), delayConn(other.conn, rtt-rtt/2, rate), nil
+	way := line{rtt: rtt, rate: rate}
+	return delayConn(near, rtt/2, way), delayConn(other.conn, rtt-rtt/2, way), nil
 }
 
 // measureLine is the round trip of a byte, the median of some.

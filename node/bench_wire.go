@@ -126,7 +126,7 @@ func (w *wireBackbone) dial(ctx context.Context, p experts.Precision, rate float
 	w.dispatcher.AddPeer("worker")
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
-	return awaitWorker(ctx, w.dispatcher)
+	return awaitWorkers(ctx, w.dispatcher, 1)
 }
 
 func (w *wireBackbone) hangUp() {

@@ -98,6 +98,7 @@ func addSettings(set *flag.FlagSet, later func(func(*Config) error)) {
 	text("download", "`size` of weights fetched per second", func(c *Config) *string { return &c.Budget.Download })
 	text("log-level", "debug, info, warn or error", func(c *Config) *string { return &c.Log.Level })
 	text("log-file", "`file` for JSON lines", func(c *Config) *string { return &c.Log.File })
+	text("drafts", "whether a backbone whose experts are elsewhere guesses tokens: auto, where it pays, or off", func(c *Config) *string { return &c.Model.Drafts })
 	text("rows", "how a stage sends rows to the next one: f32 (exact) or f16 (half the bytes)", func(c *Config) *string { return &c.Model.Rows })
 	text("precision", "how rows travel to experts elsewhere: auto (f32), f32 (exact), f16, bf16 (half the bytes) or q8 (a quarter)", func(c *Config) *string { return &c.Model.Precision })
 	number("threads", "`number` of threads that compute (default: one per core)", func(c *Config) *int { return &c.Threads })
