@@ -133,6 +133,7 @@ type PeerStatus struct {
 	Suspect   bool   // was late or wrong: others are preferred, or it is not asked at all
 	Leaving   bool   // will stop: others are preferred
 	Slices    []Slice
+	Precision Precision     // of rows to and from it, where they fit; 0 while it is not connected
 	RoundTrip time.Duration // smoothed, of heartbeats
 	Rows      []LayerRows   // (row, expert) pairs that it computed for this dispatcher
 	Failed    uint64        // calls that it failed, answered wrongly or too late
@@ -149,7 +150,7 @@ func (d *Dispatcher) Peers() []PeerStatus {
 		k := d.keepers[id]
 		st := PeerStatus{ID: id, Trouble: k.trouble, Rows: k.tally.layers(), Failed: k.tally.failed.Load(), Hedged: k.tally.hedged.Load()}
 		if s := k.servingLocked(); s != nil {
-			st.Connected, st.Slices = true, s.offer.Slices
+			st.Connected, st.Slices, st.Precision = true, s.offer.Slices, s.precision
 			st.Suspect = trust(s.trust.Load()) != trusted || s.isDoubted()
 			st.Leaving = s.leavingSoon.Load()
 			st.Trouble = s.troubleLocked()

@@ -60,8 +60,8 @@ package experts
 // worker computes what it is sent, and is sent only what no other computes; TAKEN may be
 // repeated when "needed" changes.
 //
-// Version 2 had no error 10. Version 1 had neither these later offers, nor TAKEN, state, workers without slices, nor
-// error 9.
+// Version 2 had no error 10, and rows in f32 only. Version 1 had neither these later offers,
+// nor TAKEN, state, workers without slices, nor error 9.
 
 import (
 	"encoding/binary"

@@ -98,6 +98,9 @@ func apiPeer(p p2p.PeerStatus, session experts.PeerStatus) api.Peer {
 		ID: p.ID.String(), State: peerStates[p.State], Path: string(p.Path), Slices: apiSlices(session.Slices),
 		RTTMicro: session.RoundTrip.Microseconds(), Rows: apiRows(session.Rows), Failed: session.Failed,
 	}
+	if session.Precision > experts.F32 {
+		out.Precision = session.Precision.String()
+	}
 	if session.RoundTrip == 0 {
 		out.RTTMicro = p.RTT.Microseconds()
 	}

@@ -116,7 +116,7 @@ func TestStatus(t *testing.T) {
 		Rows:     []api.Rows{{Layer: 1, Rows: 5}},
 		Peers: []api.Peer{
 			{ID: "12D3KooWworker01", State: api.PeerConnected, RTTMicro: 340, Slices: []api.Slice{{LayerEnd: 4, ExpertEnd: 16}},
-				Rows: []api.Rows{{Layer: 1, Rows: 70}, {Layer: 2, Rows: 80}}, Failed: 3},
+				Rows: []api.Rows{{Layer: 1, Rows: 70}, {Layer: 2, Rows: 80}}, Failed: 3, Precision: "q8"},
 			{ID: "12D3KooWworker02", State: api.PeerRefused, Reason: "other runtime pack \x1b[2J"},
 		},
 		Tokens:  &api.Tokens{Prompt: 9, Generated: 120, Drafted: 80, Accepted: 44, PerSecond: 81.25, Running: 1},
@@ -140,7 +140,7 @@ func TestStatus(t *testing.T) {
 		"120 generated, 9 of prompts; 81.2 tokens/s now; 1 running, 0 waiting",
 		"Drafts    44 of 80 accepted\n",
 		"7 answered for other nodes, 1 running; 3 refused: busy; 2 refused: rights",
-		"…worker01  connected  0s   0.34 ms  layers 0:4 experts 0:16  150   3",
+		"…worker01  connected  0s   0.34 ms  layers 0:4 experts 0:16; rows in q8  150   3",
 		"…worker02 refused: other runtime pack \ufffd[2J\n",
 		"LAYER  HERE  …worker01\n", "      1     5         70\n", "      2     0         80\n",
 	} {

@@ -143,6 +143,9 @@ func printPeers(w io.Writer, peers []api.Peer) {
 		for _, s := range p.Slices {
 			serves = append(serves, sliceText(s))
 		}
+		if p.Precision != "" {
+			serves = append(serves, "rows in "+p.Precision)
+		}
 		state := string(p.State)
 		if p.Path == "relayed" {
 			state += " (relayed)"

@@ -169,6 +169,8 @@ type Peer struct {
 	RTTMicro int64     `json:"rtt_microseconds,omitempty"`
 	Rows     []Rows    `json:"rows,omitempty"`   // computed by it for this node
 	Failed   uint64    `json:"failed,omitempty"` // calls that it failed or answered too late
+
+	Precision string `json:"precision,omitempty"` // of rows to its experts and back, unless that is f32
 }
 
 // Tokens counts what a node generated.
