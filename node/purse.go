@@ -25,14 +25,15 @@ type Purse struct {
 
 // purseMoney is api.Money before it is written.
 type purseMoney struct {
-	Terms     cashier.Terms  `json:"terms"`
-	Ledger    cashier.Ledger `json:"ledger"`
-	StakeMemo string         `json:"stake_memo"`
+	Terms     cashier.Terms     `json:"terms"`
+	Ledger    cashier.Ledger    `json:"ledger"`
+	StakeMemo string            `json:"stake_memo"`
+	FundMemos map[string]string `json:"fund_memos"`
 }
 
 // money asks for both.
 func (p *Purse) money(ctx context.Context) (m purseMoney, err error) {
-	m.StakeMemo = cashier.StakeMemo(p.Node)
+	m.StakeMemo, m.FundMemos = cashier.StakeMemo(p.Node), cashier.FundMemos()
 	if m.Terms, err = p.Service.Terms(ctx); err == nil {
 		m.Ledger, err = p.Service.Ledger(ctx, p.Node)
 	}

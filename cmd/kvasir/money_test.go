@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 
@@ -27,6 +28,7 @@ func newBank(t *testing.T) (*bank, string) {
 	b.money.Terms = api.MoneyTerms{Mint: "Mint", Owner: "VaultOwner", Vault: "Vault", Decimals: 6, Ref: 1_000_000, Epoch: 4,
 		Prices: []api.MoneyPrice{{Model: "abcdef", Raw: 300_000_000_000}}}
 	b.money.Ledger, b.money.StakeMemo = api.Ledger{Owner: "Node", Wallet: api.NoWallet, Balance: "0"}, "kvs1:node"
+	b.money.FundMemos = map[string]string{"emission": "kvf1:emission", "pool": "kvf1:pool"}
 	return b, daemon(t, func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path == api.PathMoney {
 			json.NewEncoder(w).Encode(b.money)
@@ -186,10 +188,30 @@ func TestWalletMoves(t *testing.T) {
 	b.reply[api.PathDeposit] = api.Ledger{Owner: "W", Wallet: api.NoWallet, Balance: "1500"}
 	b.reply[api.PathUnstake] = api.Ledger{Owner: "Node", Wallet: "W", Balance: "0", Unbonding: "7"}
 	b.reply[api.PathClaim] = api.Payout{Owner: "W", Amount: "9"}
-	status, out, errs := kvasir(t, "", "wallet", "stake", "1500", "--owner", "W", "--data", data)
-	if status != exitOK || !strings.Contains(out, "Transfer 0.0015 (1500 base units)") || !strings.Contains(out, "VaultOwner") || !strings.Contains(out, "memo kvs1:node") || b.asked[api.PathDeposit] != nil {
-		t.Errorf("how to pay: %d %s %s", status, out, errs)
+	for _, tt := range []struct {
+		args []string
+		want []string
+	}{
+		{[]string{"stake", "1500"}, []string{"Transfer 0.0015 (1500 base units) in one", "mint    Mint\n", "to      Vault, the vault, an account of VaultOwner\n",
+			"\n  spl-token transfer Mint 0.0015 Vault --with-memo kvs1:node\n", "kvasir wallet stake 1500 --owner W --signature SIGNATURE\n"}},
+		{[]string{"deposit", "2000000"}, []string{"memo    none\n", "\n  spl-token transfer Mint 2 Vault\n", "kvasir wallet deposit 2000000 --owner W --signature"}},
+		{[]string{"deposit", "7", "--fund", "emission"}, []string{"\n  spl-token transfer Mint 0.000007 Vault --with-memo kvf1:emission\n"}},
+	} {
+		status, out, errs := kvasir(t, "", slices.Concat([]string{"wallet"}, tt.args, []string{"--owner", "W", "--data", data})...)
+		if status != exitOK || b.asked[api.PathDeposit] != nil {
+			t.Errorf("%v: %d %s", tt.args, status, errs)
+		}
+		for _, part := range tt.want {
+			if !strings.Contains(out, part) {
+				t.Errorf("%v: %q is not in\n%s", tt.args, part, out)
+			}
+		}
 	}
+	if status, _, errs := kvasir(t, "", "wallet", "deposit", "7", "--fund", "me", "--owner", "W", "--data", data); status != exitUsage || !strings.Contains(errs, "emission or pool") {
+		t.Errorf("a fund that there is not: %d %s", status, errs)
+	}
+	var status int
+	var out, errs string
 	for name, stake := range map[string]bool{"stake": true, "deposit": false} {
 		status, out, errs = kvasir(t, "", "wallet", name, "1500", "--owner", "W", "--signature", "sig", "--data", data)
 		want := api.Deposit{Signature: "sig", Owner: "W", Amount: "1500", Stake: stake}

@@ -156,6 +156,10 @@ func deposit(stake bool) func(ctx context.Context, c console, f *flags) error {
 		f.daemonFlags()
 		signature := f.String("signature", "", "`signature` of the transaction that paid the vault, in base58")
 		owner := f.String("owner", "", "`wallet` whose own tokens it moved (default: the linked wallet)")
+		fund := new(string)
+		if !stake {
+			f.StringVar(fund, "fund", "", "it is for the network, and nobody's balance: `emission` fills the reserve that adds to pay, pool the insurance")
+		}
 		amount, daemon, err := f.parseAmount(c)
 		if err != nil {
 			return err
@@ -169,14 +173,15 @@ func deposit(stake bool) func(ctx context.Context, c console, f *flags) error {
 				return usagef("no wallet is linked: name the one that paid with --owner")
 			}
 		}
+		memo, ok := m.FundMemos[*fund]
+		if !ok && *fund != "" {
+			return usagef("--fund takes emission or pool, not %q", *fund)
+		}
+		if stake {
+			memo = m.StakeMemo
+		}
 		if *signature == "" {
-			memo := ""
-			if stake {
-				memo = ", with the memo " + m.StakeMemo
-			}
-			_, err := fmt.Fprintf(c.out, "Transfer %s of the mint %s\nfrom %s to %s (account %s)%s. Then:\n  %s %s --owner %s --signature SIGNATURE\n",
-				units(amount, m.Terms.Decimals), plain(m.Terms.Mint), plain(*owner), plain(m.Terms.Owner), plain(m.Terms.Vault), plain(memo), f.Name(), amount, plain(*owner))
-			return err
+			return printTransfer(c.out, m.Terms, amount, *owner, memo, f.Name())
 		}
 		l, err := daemon.Deposit(ctx, api.Deposit{Signature: *signature, Owner: *owner, Amount: amount, Stake: stake})
 		if err != nil {
@@ -184,6 +189,26 @@ func deposit(stake bool) func(ctx context.Context, c console, f *flags) error {
 		}
 		return printLedger(c.out, &l, m.Terms.Decimals)
 	}
+}
+
+// printTransfer says how to pay the vault so that command can count it.
+func printTransfer(w io.Writer, t api.MoneyTerms, amount, owner, memo, command string) error {
+	line := fmt.Sprintf("spl-token transfer %s %s %s", t.Mint, tokens(amount, t.Decimals), t.Vault)
+	if memo == "" {
+		memo = "none"
+	} else {
+		line += " --with-memo " + memo
+	}
+	_, err := io.WriteString(w, plain(fmt.Sprintf(`Transfer %s in one transaction that %s signs:
+  mint    %s
+  to      %s, the vault, an account of %s
+  memo    %s
+With Solana's tools, set to its key pair (or with --owner FILE):
+  %s
+Once the chain has finalized it, with the signature that this prints:
+  %s %s --owner %s --signature SIGNATURE
+`, units(amount, t.Decimals), owner, t.Mint, t.Vault, t.Owner, memo, line, command, amount, owner)))
+	return err
 }
 
 // parseAmount is for commands with an AMOUNT of base units.

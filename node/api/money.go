@@ -24,6 +24,8 @@ type Money struct {
 	Ledger Ledger     `json:"ledger"` // of this node
 	// StakeMemo marks a transfer to the vault as this node's stake, whoever sends it.
 	StakeMemo string `json:"stake_memo"`
+	// FundMemos mark transfers that are for the network, by what they fill: emission, pool.
+	FundMemos map[string]string `json:"fund_memos"`
 }
 
 // MoneyTerms are what anybody needs to know before paying.

@@ -128,6 +128,10 @@ func (r *Remote) End(ctx context.Context, e Ended) (Settled, error) {
 	return callRemote[Settled](ctx, r, opEnd, e)
 }
 
+func (r *Remote) Credits(ctx context.Context, ids []settle.QuoteID) ([]WorkerCredit, error) {
+	return callRemote[[]WorkerCredit](ctx, r, opCredits, ids)
+}
+
 func (r *Remote) Link(ctx context.Context, l Link) (Linked, error) {
 	return callRemote[Linked](ctx, r, opLink, l)
 }

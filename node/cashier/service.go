@@ -33,6 +33,9 @@ type Service interface {
 	// End ends it, with what was done for it, and settles it.
 	End(ctx context.Context, e Ended) (Settled, error)
 
+	// Credits says of requests what they credited to this node, in their order.
+	Credits(ctx context.Context, ids []settle.QuoteID) ([]WorkerCredit, error)
+
 	// Link lets a wallet have this node's pay, or takes that back. Another wallet's needs
 	// that the linked one lets go first.
 	Link(ctx context.Context, l Link) (Linked, error)
@@ -115,6 +118,14 @@ type Started struct {
 	// Seed is what replicas are drawn by for the request: nobody knew it before it was
 	// paid. In it are the payment and a secret of the settlement.
 	Seed settle.Hash `json:"seed"`
+	// Pass is a signed settle.Pass of the request: those who compute for it ask for that.
+	Pass []byte `json:"pass"`
+}
+
+// WorkerCredit is what a request credited to a node.
+type WorkerCredit struct {
+	Settled bool   `json:"settled"` // else it runs, or there is none
+	Tokens  uint64 `json:"tokens"`  // of the whole model, in billionths: its share of all, times what was delivered
 }
 
 // Ended says how a request ended. Reports are settle.Report, signed.

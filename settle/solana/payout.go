@@ -136,7 +136,7 @@ func (cl *Client) validatePayout(vault, fee ed25519.PrivateKey, p Payout) error 
 		return nil
 	case p.To == cl.vault.Owner || p.To == cl.vault.Account:
 		return fmt.Errorf("%w: %s is the vault", ErrPayout, p.To)
-	case SmallOrder(p.To) || !sdk.PublicKey(p.To).IsOnCurve():
+	case settle.SmallOrder(p.To) || !sdk.PublicKey(p.To).IsOnCurve():
 		return fmt.Errorf("%w: nobody has the key of %s: it is no wallet", ErrPayout, p.To)
 	}
 	return nil

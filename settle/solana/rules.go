@@ -51,7 +51,7 @@ var rules = []rule{
 }
 
 func ownerIsNotSmall(_ *Client, _ *evidence, c Claim) error {
-	if SmallOrder(c.Owner) {
+	if settle.SmallOrder(c.Owner) {
 		return ErrSmallOrder
 	}
 	return nil
