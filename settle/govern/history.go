@@ -299,7 +299,7 @@ func (w Withdrawal) check(changes []Change) error {
 	if w.Amount == 0 || len(changes) > 0 {
 		return fmt.Errorf("govern: %w: a withdrawal of %d beside %d changes: one of both", ErrProposal, w.Amount, len(changes))
 	}
-	return checkKey(w.To)
+	return settle.CheckKey(w.To)
 }
 
 // Apply takes a record of an accepted change, as others have it: everything is checked but the

@@ -16,8 +16,8 @@ func TestWithdrawals(t *testing.T) {
 		w    Withdrawal
 		want error
 	}{
-		"nothing": {Withdrawal{To: wallet(9)}, ErrProposal}, "nobody": {Withdrawal{Amount: 1}, ErrSmallOrder}, "neither": {Withdrawal{}, ErrProposal},
-		"a key that anybody signs for": {Withdrawal{settle.Wallet{1}, 5}, ErrSmallOrder},
+		"nothing": {Withdrawal{To: wallet(9)}, ErrProposal}, "nobody": {Withdrawal{Amount: 1}, settle.ErrWeakKey}, "neither": {Withdrawal{}, ErrProposal},
+		"a key that anybody signs for": {Withdrawal{settle.Wallet{1}, 5}, settle.ErrWeakKey},
 	} {
 		if _, err := x.g.ProposeWithdrawal(x.now, x.now.Epoch+1, settle.Day, tt.w); !errors.Is(err, tt.want) {
 			t.Errorf("%s: %v, want %v", name, err, tt.want)
