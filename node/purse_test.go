@@ -123,7 +123,9 @@ func TestControlMoney(t *testing.T) {
 	check("ledger", err, wallet)
 	change := api.Change{Values: map[string]uint64{"fee": 1<<64 - 1}, Epoch: 3, Valid: 4}
 	made, err := c.Propose(ctx, change)
-	check("propose", err, cashier.Change(change))
+	check("propose", err, cashier.Change{Values: change.Values, Epoch: 3, Valid: 4})
+	_, err = c.Propose(ctx, api.Change{Withdraw: "7", To: wallet.String(), Epoch: 3})
+	check("propose a withdrawal", err, cashier.Change{Withdraw: 7, To: wallet, Epoch: 3})
 	if string(made.Proposal) != "\x01" || made.Texts["w"] != "t" {
 		t.Errorf("proposed %+v", made)
 	}

@@ -6,10 +6,11 @@ import (
 	"slices"
 )
 
-// Limits of what one node has pending.
+// Limits of what one node has pending, so that the bonds of all workers of a request fit
+// one update of the books.
 const (
-	MaxVesting   = 1024 // epochs whose audits are open; newer ones join the last
-	MaxUnbonding = 64
+	MaxVesting   = 80 // pays whose audits are open: more than 72 h have epochs of an hour
+	MaxUnbonding = 16
 )
 
 // Bond is what a node has at stake: no deposit is asked, part of its pay is held until
@@ -28,8 +29,9 @@ type Bond struct {
 
 // Pending is an amount, when it is free, in Unix seconds, and the epoch of its begin.
 type Pending struct {
-	Amount      Amount
-	Free, Epoch uint64
+	Amount Amount `cbor:"1,keyasint"`
+	Free   uint64 `cbor:"2,keyasint"`
+	Epoch  uint64 `cbor:"3,keyasint"`
 }
 
 // Refusals of a bond.
@@ -81,18 +83,33 @@ func (p Params) Earn(b Bond, pay Amount, now, epoch uint64) (next Bond, bonded, 
 	return b, bonded, vesting, err
 }
 
-// pend appends to a copy. What has the epoch of the last, or is one more than most, joins
-// the last, and is free when both are.
+// pend appends to a copy. What has the epoch of the last joins that. Of more than most, two
+// neighbours are joined, those of the shortest time from the one before both on, and are
+// free at the later time: so each waits little longer, however many epochs the audits take.
 func pend(list []Pending, add Pending, most int) ([]Pending, error) {
-	list = append([]Pending(nil), list...)
+	list = append(append([]Pending(nil), list...), add)
 	n := len(list)
-	if n == 0 || n < most && list[n-1].Epoch != add.Epoch {
-		return append(list, add), nil
+	if n > 1 && list[n-2].Epoch == add.Epoch {
+		return join(list, n-2)
 	}
-	last := &list[n-1]
-	sum, err := last.Amount.Add(add.Amount)
-	*last = Pending{sum, max(last.Free, add.Free), add.Epoch}
-	return list, err
+	if n <= most {
+		return list, nil
+	}
+	at := 1
+	for i := 2; i < n-1; i++ {
+		if list[i+1].Free-list[i-1].Free < list[at+1].Free-list[at-1].Free {
+			at = i
+		}
+	}
+	return join(list, at)
+}
+
+// join adds the part at a place to the next one.
+func join(list []Pending, at int) ([]Pending, error) {
+	next := &list[at+1]
+	sum, err := next.Amount.Add(list[at].Amount)
+	next.Amount, next.Free = sum, max(next.Free, list[at].Free)
+	return slices.Delete(list, at, at+1), err
 }
 
 // Vest moves the pays whose audits are over out of b: vested is the node's own.

@@ -174,19 +174,30 @@ func TestSplitSlash(t *testing.T) {
 	}
 }
 
+// However many epochs the audits take, there are so many parts, and none waits much longer
+// than it has to. What has no wallet to go to is never taken out.
 func TestVestingIsBounded(t *testing.T) {
 	p := DefaultParams()
-	var b Bond
-	for i := range uint64(2 * (MaxVesting + 100)) {
-		b = earn(t, p, b, 10_000, i, i/2)
-	}
-	if len(b.Vesting) != MaxVesting || b.Bonded+total(b.Vesting) != 20_000*(MaxVesting+100) {
-		t.Errorf("%d pending, %d in all", len(b.Vesting), b.Bonded+total(b.Vesting))
-	}
-	if first := b.Vesting[0]; first.Free != 1+p.AuditSeconds || first.Epoch != 0 {
-		t.Errorf("the first epoch's pay: %+v", first)
-	}
-	if last := b.Vesting[MaxVesting-1]; last.Free != 2*(MaxVesting+100)-1+p.AuditSeconds {
-		t.Errorf("what joined the last pay is free at %d", last.Free)
+	p.EpochSeconds, p.AuditSeconds = 900, 168*Hour // the most within the bounds: 672 epochs
+	for _, linked := range []bool{true, false} {
+		var b Bond
+		var out Amount
+		for epoch := range uint64(5000) {
+			now := epoch * p.EpochSeconds
+			b = earn(t, p, b, 10_000, now, epoch)
+			b = earn(t, p, b, 10_000, now+1, epoch)
+			if linked {
+				var vested Amount
+				b, vested = b.Vest(now)
+				out += vested
+			}
+			if sum := b.Bonded + total(b.Vesting) + out; len(b.Vesting) > MaxVesting || sum != Amount(20_000*(epoch+1)) {
+				t.Fatalf("epoch %d: %d parts, %d in all", epoch, len(b.Vesting), sum)
+			}
+			// What is free by now was to be free: all that is older than the audits and a twentieth.
+			if late := epoch - min(epoch, 672+34); linked && out+b.Bonded < Amount(20_000*late) {
+				t.Fatalf("epoch %d: %d are free, of %d earned", epoch, out, 20_000*late)
+			}
+		}
 	}
 }

@@ -18,6 +18,7 @@ import (
 
 var governCommands = []command{
 	{name: "propose", args: "[flags] NAME=VALUE…", about: "make the next change of parameters, in a file for wallets to sign", run: propose},
+	{name: "withdraw", args: "[flags] AMOUNT WALLET", about: "make the same for an amount of the treasury that is to be paid", run: withdraw},
 	{name: "sign", args: "[flags] FILE", about: "sign a proposal with --keypair, or add what was signed elsewhere", run: signProposal},
 	{name: "activate", args: "[flags] FILE", about: "have a signed proposal taken, with a code of the authenticator", run: activate},
 }
@@ -89,6 +90,28 @@ func propose(ctx context.Context, c console, f *flags) error {
 	if len(change.Values) == 0 {
 		return usagef("%s takes what is to change, such as fee=120000. See `%s --help`", f.Name(), f.Name())
 	}
+	return proposed(ctx, c, f, *out, change)
+}
+
+func withdraw(ctx context.Context, c console, f *flags) error {
+	f.daemonFlags()
+	out := f.String("out", "withdrawal.json", "`file` to write")
+	var change api.Change
+	f.Uint64Var(&change.Epoch, "epoch", 0, "`number` of the epoch in which it is paid (default: as soon as can be)")
+	f.Uint64Var(&change.Valid, "valid", 0, "`seconds` until which it has to be activated (default: a day)")
+	rest, err := f.parse(c)
+	if err != nil {
+		return err
+	}
+	if len(rest) != 2 || !isAmount(rest[0]) {
+		return usagef("%s takes an AMOUNT in base units and the WALLET that is paid, got %q. See `%s --help`", f.Name(), rest, f.Name())
+	}
+	change.Withdraw, change.To = rest[0], rest[1]
+	return proposed(ctx, c, f, *out, change)
+}
+
+// proposed has a proposal made, and writes it to a new file.
+func proposed(ctx context.Context, c console, f *flags, out string, change api.Change) error {
 	daemon, err := f.daemon()
 	if err != nil {
 		return err
@@ -98,13 +121,13 @@ func propose(ctx context.Context, c console, f *flags) error {
 		return err
 	}
 	p := proposalFile{Proposed: made}
-	if err := p.write(*out, os.O_EXCL); err != nil {
+	if err := p.write(out, os.O_EXCL); err != nil {
 		return err
 	}
 	for _, wallet := range slices.Sorted(maps.Keys(p.Texts)) {
 		fmt.Fprintf(c.out, "Wallet %s signs:\n\n%s\n", plain(wallet), plain(p.Texts[wallet]))
 	}
-	_, err = fmt.Fprintf(c.out, "The proposal is in %s. Next: kvasir govern sign %s --keypair FILE\n", *out, *out)
+	_, err = fmt.Fprintf(c.out, "The proposal is in %s. Next: kvasir govern sign %s --keypair FILE\n", out, out)
 	return err
 }
 

@@ -311,6 +311,15 @@ func TestGovern(t *testing.T) {
 	if got := was[api.Change](t, b, api.PathPropose); status != exitOK || !reflect.DeepEqual(got, want) || !strings.Contains(out, "fee: 1 -> 2") {
 		t.Errorf("propose: %d %s %s, asked %+v", status, out, errs, got)
 	}
+	status, out, errs = kvasir(t, "", "govern", "withdraw", "1500", "W", "--epoch", "9", "--data", data)
+	if got := was[api.Change](t, b, api.PathPropose); status != exitOK || !reflect.DeepEqual(got, api.Change{Withdraw: "1500", To: "W", Epoch: 9}) || !strings.Contains(out, "govern sign withdrawal.json") {
+		t.Errorf("withdraw: %d %s %s, asked %+v", status, out, errs, got)
+	}
+	for _, args := range [][]string{{}, {"1500"}, {"0", "W"}, {"+1", "W"}, {"1500", "W", "V"}} {
+		if status, _, _ := kvasir(t, "", append([]string{"govern", "withdraw", "--data", data}, args...)...); status != exitUsage {
+			t.Errorf("withdraw %v: status %d", args, status)
+		}
+	}
 	if status, _, _ := kvasir(t, "", "govern", "propose", "fee=2", "--data", data); status != exitFail {
 		t.Errorf("a proposal is written over: %d", status)
 	}

@@ -190,11 +190,15 @@ type Complained struct {
 	Recovered string `json:"recovered"`
 }
 
-// Change is what parameters are to become.
+// Change is what parameters are to become, or an amount of the treasury that is to be paid.
 type Change struct {
-	Values map[string]uint64 `json:"values"`
-	Epoch  uint64            `json:"epoch"` // 0: as soon as can be
-	Valid  uint64            `json:"valid"` // seconds; 0: a day
+	Values map[string]uint64 `json:"values,omitempty"`
+
+	Withdraw string `json:"withdraw,omitempty"`
+	To       string `json:"to,omitempty"` // wallet
+
+	Epoch uint64 `json:"epoch"` // 0: as soon as can be
+	Valid uint64 `json:"valid"` // seconds; 0: a day
 }
 
 // Proposed is a proposal with the text that each wallet with authority signs.

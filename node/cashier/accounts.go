@@ -92,13 +92,6 @@ func (t *Teller) Claim(ctx context.Context, m Move) (Payout, error) {
 	return p, nil
 }
 
-// Withdraw pays an amount of the treasury to a wallet, once for an id. It is for who runs
-// this machine, and so no part of Service. Errors: ErrNothing, ErrOtherClaim,
-// ErrUnderWay, settle.ErrFunds, and why none can be signed now.
-func (d *Desk) Withdraw(ctx context.Context, id settle.Hash, to settle.Wallet, amount settle.Amount) (Payout, error) {
-	return d.cfg.Books.Withdraw(ctx, d.cfg.Vault, idOf("withdraw", d.node, id), to, amount)
-}
-
 // Ledger is part of Service. The balance and the payouts of a node are those of the
 // wallet that it is linked to.
 func (t *Teller) Ledger(_ context.Context, owner settle.Key) (Ledger, error) {
@@ -172,7 +165,7 @@ func (p page) list(o Payout) error {
 }
 
 // Mature does what time brings: pay whose audits are over and stakes that have left are
-// the wallets', the emission reserve begins or is lowered, claims on the pool that are due are paid, fees that are to be burnt are,
+// the wallets', the emission reserve begins or is lowered, claims on the pool that are due are paid, withdrawals that governance took are, fees that are to be burnt are,
 // and every payout that is open is asked about, as far as there is time for. It is called
 // at the start and from time to time.
 func (d *Desk) Mature(ctx context.Context) error {
@@ -182,7 +175,7 @@ func (d *Desk) Mature(ctx context.Context) error {
 	err = errors.Join(err, d.cfg.Books.PayClaims(p, m), d.cfg.Books.KeepReserve(settle.Amount(p.EmissionTotal)))
 	ctx, cancel := context.WithTimeout(ctx, resolveFor)
 	defer cancel()
-	err = errors.Join(err, d.burn(ctx, m.Epoch))
+	err = errors.Join(err, d.withdraw(ctx, m.Epoch), d.burn(ctx, m.Epoch))
 	_, open := d.cfg.Books.Resolve(ctx, d.cfg.Vault)
 	return errors.Join(err, open)
 }

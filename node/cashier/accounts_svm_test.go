@@ -332,14 +332,14 @@ func TestWithdraw(t *testing.T) {
 		t.Fatalf("the treasury has %d", has)
 	}
 	ctx := t.Context()
-	if _, err := b.Withdraw(ctx, hashOf(1), boss.Key, has+1); !errors.Is(err, settle.ErrFunds) {
+	if _, err := b.cfg.Books.Withdraw(ctx, b.cfg.Vault, hashOf(1), boss.Key, has+1); !errors.Is(err, settle.ErrFunds) {
 		t.Errorf("more than there is: %v", err)
 	}
 	var begun atomic.Int64
 	var all sync.WaitGroup
 	for i := range 20 {
 		all.Go(func() {
-			if _, err := b.Withdraw(ctx, hashOf(i), boss.Key, has/3); err == nil {
+			if _, err := b.cfg.Books.Withdraw(ctx, b.cfg.Vault, hashOf(i), boss.Key, has/3); err == nil {
 				begun.Add(1)
 			} else if !errors.Is(err, ErrUnderWay) {
 				t.Error(err)
@@ -357,8 +357,8 @@ func TestWithdraw(t *testing.T) {
 		t.Errorf("%d arrived", got)
 	}
 	b.w.Fault(settletest.Fault{Path: "/a", Method: "sendTransaction", HTTP: &settletest.HTTPFault{Status: 503}})
-	p := must[Payout](t)(b.Withdraw(ctx, hashOf(99), boss.Key, 10))
-	if _, err := b.Withdraw(ctx, hashOf(99), boss.Key, 11); !errors.Is(err, ErrOtherClaim) {
+	p := must[Payout](t)(b.cfg.Books.Withdraw(ctx, b.cfg.Vault, hashOf(99), boss.Key, 10))
+	if _, err := b.cfg.Books.Withdraw(ctx, b.cfg.Vault, hashOf(99), boss.Key, 11); !errors.Is(err, ErrOtherClaim) {
 		t.Errorf("another amount: %v", err)
 	}
 	for range 20 {

@@ -2,6 +2,7 @@ package cashier
 
 import (
 	"context"
+	"crypto/sha256"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -9,6 +10,7 @@ import (
 	"kvasird/node/kv"
 	"kvasird/settle"
 	"kvasird/settle/govern"
+	"kvasird/settle/solana"
 )
 
 // signTime is how long wallets have to sign a change that is to hold as soon as can be,
@@ -63,7 +65,7 @@ func (t *Teller) Propose(_ context.Context, c Change) (Proposed, error) {
 	if c.Epoch == 0 {
 		c.Epoch = g.Soonest(now, c.Values, signTime)
 	}
-	p, err := g.Propose(now, c.Epoch, c.Valid, c.Values)
+	p, err := t.proposal(now, c)
 	if err != nil {
 		return Proposed{}, governRefusal(err)
 	}
@@ -78,11 +80,77 @@ func (t *Teller) Propose(_ context.Context, c Change) (Proposed, error) {
 	return out, err
 }
 
+func (t *Teller) proposal(now govern.Moment, c Change) (*govern.Proposal, error) {
+	if c.Withdraw == 0 && c.To == (settle.Wallet{}) {
+		return t.cfg.Governor.Propose(now, c.Epoch, c.Valid, c.Values)
+	}
+	v := t.cfg.Chain.Vault()
+	switch {
+	case len(c.Values) > 0:
+		return nil, refusal(CodeBad, "values", "a proposal changes parameters or withdraws: make two")
+	case c.Withdraw < settle.MinQuote:
+		return nil, refusal(CodeBad, "withdraw", "an amount of %d, at least %d", c.Withdraw, settle.MinQuote)
+	case c.To == v.Owner || c.To == v.Account || settle.CheckKey(c.To) != nil:
+		return nil, refusal(CodeBad, "to", "%s is the vault, or no wallet", c.To)
+	}
+	if err := t.treasuryHas(c.Withdraw); err != nil {
+		return nil, err
+	}
+	return t.cfg.Governor.ProposeWithdrawal(now, c.Epoch, c.Valid, govern.Withdrawal{To: c.To, Amount: c.Withdraw})
+}
+
+// withdrawalID is the payout of a withdrawal: of the proposal, so that it is paid once.
+func (d *Desk) withdrawalID(g govern.Granted) settle.Hash {
+	return sha256.Sum256(fmt.Appendf(nil, "kvasir withdrawal 1\n%x %d", d.cfg.Network, g.Sequence))
+}
+
+// treasuryHas refuses more than what the treasury has, less what is to be paid of it yet.
+func (d *Desk) treasuryHas(amount settle.Amount) error {
+	has, err := d.cfg.Books.Balance(settle.Account{Kind: settle.Treasury})
+	if err != nil {
+		return err
+	}
+	for _, g := range d.cfg.Governor.Withdrawals() {
+		p, begun, err := d.cfg.Books.Payout(d.withdrawalID(g))
+		if err != nil {
+			return err
+		}
+		if !begun || p.Outcome == solana.Pending {
+			has -= min(g.Amount, has)
+		}
+	}
+	if amount > has {
+		return refusal(CodeFunds, "withdraw", "the treasury has %d that are not withdrawn already, %d is asked", has, amount)
+	}
+	return nil
+}
+
+// withdraw begins to pay the withdrawals whose epoch has come, one after the other. One that
+// the chain did not take moved nothing, and needs a new proposal.
+func (d *Desk) withdraw(ctx context.Context, epoch uint64) error {
+	var errs []error
+	for _, g := range d.cfg.Governor.Withdrawals() {
+		if g.Epoch > epoch {
+			continue
+		}
+		_, err := d.cfg.Books.Withdraw(ctx, d.cfg.Vault, d.withdrawalID(g), g.To, g.Amount)
+		if err != nil && !errors.Is(err, ErrUnderWay) {
+			errs = append(errs, fmt.Errorf("withdrawal %d, of %d to %s: %w", g.Sequence, g.Amount, g.To, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
 // Activate is part of Service.
 func (t *Teller) Activate(_ context.Context, a Activation) (Activated, error) {
 	p, err := govern.ParseProposal(a.Proposal)
 	if err != nil {
 		return Activated{}, refusal(CodeBad, "proposal", "%v", err)
+	}
+	if p.Withdrawal != (govern.Withdrawal{}) {
+		if err := t.treasuryHas(p.Withdrawal.Amount); err != nil {
+			return Activated{}, err
+		}
 	}
 	if len(a.Signatures) > govern.MaxWallets {
 		return Activated{}, refusal(CodeBad, "signatures", "%d signatures, at most %d", len(a.Signatures), govern.MaxWallets)

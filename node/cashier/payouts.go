@@ -208,11 +208,7 @@ func (b *Books) Payout(id settle.Hash) (p Payout, ok bool, err error) {
 // called at the start and from time to time, and goes on behind the one that it asked
 // about last, so that none waits for ever.
 func (b *Books) Resolve(ctx context.Context, v Vault) (open int, err error) {
-	var all []Payout
-	err = b.store.View(func(tx *kv.Tx) (err error) {
-		all, err = page{tx}.open()
-		return err
-	})
+	all, err := b.pending()
 	if err != nil {
 		return 0, err
 	}
@@ -243,6 +239,15 @@ func (b *Books) Resolve(ctx context.Context, v Vault) (open int, err error) {
 		errs = append(errs, err)
 	}
 	return open, errors.Join(errs...)
+}
+
+// pending are the payouts that nobody knows the outcome of.
+func (b *Books) pending() (all []Payout, err error) {
+	err = b.store.View(func(tx *kv.Tx) (err error) {
+		all, err = page{tx}.open()
+		return err
+	})
+	return all, err
 }
 
 // finish books what became of a payout.

@@ -18,7 +18,6 @@ import (
 	"testing"
 	"time"
 
-	"kvasird/node/kv"
 	"kvasird/settle"
 	"kvasird/settle/settletest"
 	"kvasird/settle/solana"
@@ -273,8 +272,7 @@ func TestBurns(t *testing.T) {
 	for range 3 {
 		must[int](t)(0, s.Tick(t.Context()))
 	}
-	var open []Payout
-	must[int](t)(0, s.cfg.Books.store.View(func(tx *kv.Tx) (err error) { open, err = page{tx}.open(); return err }))
+	open := must[[]Payout](t)(s.cfg.Books.pending())
 	if len(open) != 1 || !open[0].Burn || open[0].Amount != burnt {
 		t.Errorf("open: %+v", open)
 	}

@@ -52,7 +52,7 @@ type Service interface {
 	// Ledger is what a wallet has, or a node.
 	Ledger(ctx context.Context, owner settle.Key) (Ledger, error)
 
-	// Propose makes the next change of parameters, for wallets to sign.
+	// Propose makes the next change of parameters, or a withdrawal, for wallets to sign.
 	Propose(ctx context.Context, p Change) (Proposed, error)
 	// Activate takes it, with their signatures and a code of the authenticator.
 	Activate(ctx context.Context, a Activation) (Activated, error)
@@ -211,11 +211,15 @@ type Ledger struct {
 	Payouts   []Payout         `json:"payouts"` // the newest
 }
 
-// Change is what parameters are to become.
+// Change is what parameters are to become, or an amount of the treasury that is to be paid.
 type Change struct {
 	Values map[string]uint64 `json:"values"`
-	Epoch  uint64            `json:"epoch"` // from which; 0: as soon as can be
-	Valid  uint64            `json:"valid"` // seconds until which it has to be taken; 0: a day
+
+	Withdraw settle.Amount `json:"withdraw"` // 0: nothing
+	To       settle.Wallet `json:"to"`
+
+	Epoch uint64 `json:"epoch"` // from which; 0: as soon as can be
+	Valid uint64 `json:"valid"` // seconds until which it has to be taken; 0: a day
 }
 
 // Proposed is a proposal with the text that each wallet with authority signs.

@@ -14,7 +14,7 @@ import (
 	"kvasird/settle"
 )
 
-// Limits of what ends a request: an update of the books is at most 1 MiB.
+// Limits of what ends a request: with all workers' bonds they fit one update of the books.
 const (
 	maxReports    = 512 << 10 // bytes
 	maxReason     = 200       // bytes, of why it failed

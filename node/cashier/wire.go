@@ -18,8 +18,8 @@ package cashier
 //	16 Complain Complaint     17 Credits quote ids, up to MaxCredits
 //
 // Payloads are deterministic CBOR: a struct is a map with the names of its JSON form as
-// keys (the Go names where it has none), keys, hashes, ids and signatures are byte
-// strings, amounts are unsigned integers. Decoding refuses any other encoding of the same
+// keys (the Go names where it has none, numbers in settle.Pending), keys, hashes, ids and
+// signatures are byte strings, amounts are unsigned integers. Decoding refuses any other encoding of the same
 // value, unknown keys, keys given twice and trailing bytes. END has at most maxEnd bytes,
 // all other calls maxCall, answers maxDone.
 

@@ -197,7 +197,7 @@ func TestCallsCross(t *testing.T) {
 	complaint := Complaint{id, 8, "raw", settle.Signature{6}}
 	both(complaint, func(s Service) (any, error) { return s.Complain(ctx, complaint) })
 	both(settle.Key{1}, func(s Service) (any, error) { return s.Ledger(ctx, settle.Key{1}) })
-	change := Change{map[string]uint64{"fee": 3, "floor": 4}, 9, 10}
+	change := Change{map[string]uint64{"fee": 3, "floor": 4}, 11, keyOf("w"), 9, 10}
 	both(change, func(s Service) (any, error) { return s.Propose(ctx, change) })
 	act := Activation{[]byte{1}, []Signature{{keyOf("w"), "v1", settle.Signature{5}}}, "123456"}
 	both(act, func(s Service) (any, error) { return s.Activate(ctx, act) })

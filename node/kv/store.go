@@ -12,14 +12,20 @@ import (
 
 	"github.com/dgraph-io/badger/v4"
 	badgeropts "github.com/dgraph-io/badger/v4/options"
+	"github.com/dgraph-io/badger/v4/skl"
 )
 
 // Limits of a Store.
 const (
 	storeBatch    = 512     // updates that go to the disk together
 	storeBytes    = 1 << 20 // of them, from which on no further one joins
-	maxUpdate     = 1 << 20 // bytes that one update writes
-	storeMemtable = 32 << 20
+	maxUpdate     = 9 << 19 // bytes that one update writes
+	storeMemtable = 40 << 20
+
+	// recordBytes is added for each record that is written. So badger's two limits of a
+	// write hold, 15 % of storeMemtable in bytes, and in records of skl.MaxNodeSize: it is
+	// storeBytes + maxUpdate, or less.
+	recordBytes = skl.MaxNodeSize + 16
 )
 
 // Store keeps what must not be lost, such as money: an Update is on the disk when it
@@ -254,7 +260,7 @@ func (t *Tx) set(key, value []byte) error {
 	if t.own == nil {
 		return ErrReadOnly
 	}
-	if t.bytes += len(key) + len(value); t.bytes > maxUpdate {
+	if t.bytes += len(key) + len(value) + recordBytes; t.bytes > maxUpdate {
 		return fmt.Errorf("%w: an update of more than %d bytes", ErrTooLarge, maxUpdate)
 	}
 	t.own[string(key)] = value

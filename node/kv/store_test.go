@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -357,4 +358,44 @@ func BenchmarkStoreUpdate(b *testing.B) {
 			})
 		}
 	}
+}
+
+// TestStoreLargestBatch: the most that updates may write together is not too much for
+// badger, after which nothing more would be written.
+func TestStoreLargestBatch(t *testing.T) {
+	for _, size := range []int{1, 20, 1000, 100_000} {
+		t.Run(fmt.Sprint(size), func(t *testing.T) { largestBatch(t, size) })
+	}
+}
+
+func largestBatch(t *testing.T, size int) {
+	s := openStore(t, filepath.Join(t.TempDir(), "books"))
+	fill := func(tx *Tx, prefix string, most int) error { // as many records as fit
+		for i := 0; ; i++ {
+			key := fmt.Sprint(prefix, i)
+			if tx.bytes+len(key)+size+recordBytes > most {
+				return nil
+			}
+			if err := tx.Put([]byte(key), make([]byte, size)); err != nil {
+				return err
+			}
+		}
+	}
+	begun, proceed := make(chan bool), make(chan bool)
+	errs := make(chan error, 2)
+	go func() {
+		errs <- s.Update(func(tx *Tx) error { close(begun); <-proceed; return fill(tx, "a", storeBytes-1) })
+	}()
+	<-begun
+	go func() { errs <- s.Update(func(tx *Tx) error { return fill(tx, "b", maxUpdate) }) }()
+	for len(s.queue) == 0 {
+		runtime.Gosched()
+	}
+	close(proceed)
+	for range 2 {
+		if err := <-errs; err != nil {
+			t.Fatal(err)
+		}
+	}
+	set(t, s, "c=after")
 }

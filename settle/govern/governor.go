@@ -93,6 +93,20 @@ func (g *Governor) Propose(now Moment, epoch, valid uint64, values map[string]ui
 	return g.history.Propose(now, epoch, valid, values)
 }
 
+// ProposeWithdrawal is History.ProposeWithdrawal. Nothing is kept of it.
+func (g *Governor) ProposeWithdrawal(now Moment, epoch, valid uint64, w Withdrawal) (*Proposal, error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.history.ProposeWithdrawal(now, epoch, valid, w)
+}
+
+// Withdrawals is History.Withdrawals.
+func (g *Governor) Withdrawals() []Granted {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.history.Withdrawals()
+}
+
 // Activate takes a proposal that enough wallets signed, with a code of the authenticator, and
 // returns its record, which is stored. The proposal holds from its epoch.
 func (g *Governor) Activate(now Moment, p *Proposal, signatures []Signature, code string) (*Record, error) {

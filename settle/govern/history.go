@@ -73,7 +73,13 @@ type Change struct {
 	Old, New uint64
 }
 
-// Proposal changes parameters together.
+// Withdrawal is an amount of the treasury for a wallet. Zero: none.
+type Withdrawal struct {
+	To     settle.Wallet
+	Amount settle.Amount
+}
+
+// Proposal changes parameters together, or withdraws from the treasury.
 type Proposal struct {
 	Network  settle.Hash
 	Cluster  settle.Key
@@ -81,6 +87,8 @@ type Proposal struct {
 	Epoch    uint64   // from which it holds
 	Expires  uint64   // unix seconds: from then it is not taken
 	Changes  []Change // by name, ascending
+
+	Withdrawal Withdrawal
 }
 
 // taken is a change that was accepted.
@@ -89,6 +97,8 @@ type taken struct {
 	due    uint64 // when that epoch begins, unix seconds
 	params settle.Params
 	ref    uint64 // when the reference in params was set, unix seconds
+
+	withdrawal Withdrawal
 }
 
 // History is the changes so far, and says what holds when. Not safe for concurrent use.
@@ -174,8 +184,7 @@ func (h *History) due(now Moment, epoch uint64) uint64 {
 // Propose makes the next proposal, that holds from an epoch and is to be taken within valid
 // seconds, and checks everything but signatures.
 func (h *History) Propose(now Moment, epoch, valid uint64, values map[string]uint64) (*Proposal, error) {
-	p := &Proposal{Network: h.auth.Network, Cluster: h.auth.Cluster, Sequence: h.Sequence() + 1, Epoch: epoch,
-		Expires: now.At + min(valid, maxValid)}
+	p := h.next(now, epoch, valid)
 	current := h.latest().params
 	for name, v := range values {
 		f, err := settle.FieldByName(name)
@@ -189,6 +198,38 @@ func (h *History) Propose(now Moment, epoch, valid uint64, values map[string]uin
 		return nil, err
 	}
 	return p, nil
+}
+
+// ProposeWithdrawal is Propose for a withdrawal, which is paid in that epoch. What the
+// treasury has is not its matter.
+func (h *History) ProposeWithdrawal(now Moment, epoch, valid uint64, w Withdrawal) (*Proposal, error) {
+	p := h.next(now, epoch, valid)
+	p.Withdrawal = w
+	if _, err := h.check(now, p); err != nil {
+		return nil, err
+	}
+	return p, nil
+}
+
+func (h *History) next(now Moment, epoch, valid uint64) *Proposal {
+	return &Proposal{Network: h.auth.Network, Cluster: h.auth.Cluster, Sequence: h.Sequence() + 1, Epoch: epoch,
+		Expires: now.At + min(valid, maxValid)}
+}
+
+// Granted is a withdrawal that was taken.
+type Granted struct {
+	Withdrawal
+	Sequence, Epoch uint64 // of its proposal
+}
+
+// Withdrawals are those that were taken, the first first.
+func (h *History) Withdrawals() (all []Granted) {
+	for i, t := range h.taken {
+		if t.withdrawal != (Withdrawal{}) {
+			all = append(all, Granted{t.withdrawal, uint64(i), t.epoch})
+		}
+	}
+	return all
 }
 
 // check returns what the proposal leads to. Signatures are not its matter.
@@ -213,7 +254,7 @@ func (h *History) check(now Moment, p *Proposal) (taken, error) {
 	if err != nil {
 		return taken{}, err
 	}
-	t := taken{epoch: p.Epoch, due: max(h.due(now, p.Epoch), now.At), params: next, ref: before.ref}
+	t := taken{epoch: p.Epoch, due: max(h.due(now, p.Epoch), now.At), params: next, ref: before.ref, withdrawal: p.Withdrawal}
 	if renewed {
 		t.ref = t.due
 	}
@@ -222,6 +263,9 @@ func (h *History) check(now Moment, p *Proposal) (taken, error) {
 
 // apply returns the whole set after the changes, with all bounds checked.
 func (h *History) apply(p *Proposal, current settle.Params) (next settle.Params, renewed bool, err error) {
+	if w := p.Withdrawal; w != (Withdrawal{}) {
+		return current, false, w.check(p.Changes)
+	}
 	if len(p.Changes) == 0 || len(p.Changes) > MaxChanges {
 		return next, false, fmt.Errorf("govern: %w: %d changes, 1 to %d", ErrProposal, len(p.Changes), MaxChanges)
 	}
@@ -248,6 +292,14 @@ func (h *History) apply(p *Proposal, current settle.Params) (next settle.Params,
 		return next, false, fmt.Errorf("govern: proposal %d: %w", p.Sequence, err)
 	}
 	return next, renewed, nil
+}
+
+// check refuses a withdrawal of nothing, to nobody, or beside changes.
+func (w Withdrawal) check(changes []Change) error {
+	if w.Amount == 0 || len(changes) > 0 {
+		return fmt.Errorf("govern: %w: a withdrawal of %d beside %d changes: one of both", ErrProposal, w.Amount, len(changes))
+	}
+	return settle.CheckKey(w.To)
 }
 
 // Apply takes a record of an accepted change, as others have it: everything is checked but the

@@ -33,6 +33,9 @@ func (p *Proposal) Text(wallet settle.Wallet) string {
 	for _, c := range p.Changes {
 		fmt.Fprintf(&b, "%s: %d -> %d\n", c.Name, c.Old, c.New)
 	}
+	if p.Withdrawal != (Withdrawal{}) {
+		fmt.Fprintf(&b, "withdraw from the treasury, in base units: %d\nto: %s\n", p.Withdrawal.Amount, p.Withdrawal.To)
+	}
 	fmt.Fprintf(&b, "from epoch: %d\nsign before: %d\nwallet: %s\nchoice: approve\n", p.Epoch, p.Expires, wallet)
 	return b.String()
 }

@@ -6,6 +6,8 @@ import (
 	"fmt"
 
 	"github.com/fxamacker/cbor/v2"
+
+	"kvasird/settle"
 )
 
 // The record, version 1: deterministic CBOR (RFC 8949, 4.2.1), at most MaxRecord bytes. Maps have
@@ -16,8 +18,9 @@ import (
 //	           5 step of the authenticator, 6 proposal, 7 signatures
 //	           a wrong code: 1 to 4 only
 //	proposal   1 network (32 bytes), 2 cluster (32 bytes), 3 sequence, 4 from epoch, 5 expires
-//	           (unix seconds), 6 changes
+//	           (unix seconds), 6 changes, 7 withdrawal: it has one of both
 //	change     [name, old value, new value], names ascending
+//	withdrawal [wallet (32 bytes), amount]
 //	signature  [wallet (32 bytes), format: 1 v0, 2 v1, 3 raw, signature (64 bytes)]
 //
 // Version history: 1.
@@ -68,7 +71,15 @@ type wireProposal struct {
 	Sequence uint64       `cbor:"3,keyasint"`
 	Epoch    uint64       `cbor:"4,keyasint"`
 	Expires  uint64       `cbor:"5,keyasint"`
-	Changes  []wireChange `cbor:"6,keyasint"`
+	Changes  []wireChange `cbor:"6,keyasint,omitempty"`
+
+	Withdrawal *wireWithdrawal `cbor:"7,keyasint,omitempty"`
+}
+
+type wireWithdrawal struct {
+	_      struct{} `cbor:",toarray"`
+	Wallet []byte
+	Amount uint64
 }
 
 type wireChange struct {
@@ -119,6 +130,9 @@ func (p *Proposal) wire() *wireProposal {
 	w := &wireProposal{Network: p.Network[:], Cluster: p.Cluster[:], Sequence: p.Sequence, Epoch: p.Epoch, Expires: p.Expires}
 	for _, c := range p.Changes {
 		w.Changes = append(w.Changes, wireChange{Name: c.Name, Old: c.Old, New: c.New})
+	}
+	if p.Withdrawal != (Withdrawal{}) {
+		w.Withdrawal = &wireWithdrawal{Wallet: p.Withdrawal.To[:], Amount: uint64(p.Withdrawal.Amount)}
 	}
 	return w
 }
@@ -203,6 +217,12 @@ func (w *wireProposal) proposal() (*Proposal, error) {
 	}
 	for _, c := range w.Changes {
 		p.Changes = append(p.Changes, Change{c.Name, c.Old, c.New})
+	}
+	if x := w.Withdrawal; x != nil {
+		p.Withdrawal.Amount = settle.Amount(x.Amount)
+		if !fill(p.Withdrawal.To[:], x.Wallet) || p.Withdrawal == (Withdrawal{}) {
+			return nil, fmt.Errorf("govern: %w: a withdrawal is to a wallet of 32 bytes", ErrRecord)
+		}
 	}
 	return p, nil
 }

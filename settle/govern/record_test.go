@@ -116,12 +116,25 @@ func TestProposalBytes(t *testing.T) {
 	if back, err := ParseProposal(b); err != nil || !reflect.DeepEqual(back, sample()) {
 		t.Errorf("read back %+v, %v", back, err)
 	}
+	w := sample()
+	w.Changes, w.Withdrawal = nil, Withdrawal{settle.Wallet{5}, 1500}
+	paid := must(w.Encode())
+	tail := append([]byte{0x07, 0x82, 0x58, 0x20, 0x05}, append(make([]byte, 31), 0x19, 0x05, 0xdc)...)
+	if !bytes.Equal(paid, append(bytes.Clone(b[:bytes.Index(b, []byte{0x06, 0x81})]), tail...)) {
+		t.Errorf("a withdrawal is written as %x", paid)
+	}
+	if back, err := ParseProposal(paid); err != nil || !reflect.DeepEqual(back, w) {
+		t.Errorf("read back %+v, %v", back, err)
+	}
 	for name, bad := range map[string][]byte{
+		"no withdrawal":         append(bytes.Clone(paid[:len(paid)-len(tail)]), append([]byte{0x07, 0x82, 0x58, 0x20}, make([]byte, 33)...)...),
+		"a short account":       append(bytes.Clone(paid[:len(paid)-len(tail)]), append([]byte{0x07, 0x82, 0x58, 0x1f}, make([]byte, 32)...)...),
+		"no changes":            append(bytes.Clone(paid[:len(paid)-len(tail)]), 0x06, 0x80),
 		"nothing":               {},
 		"too long":              make([]byte, MaxRecord+1),
 		"no map":                {1},
 		"trailing bytes":        append(bytes.Clone(b), 0),
-		"an unknown key":        append([]byte{0xa7}, append(bytes.Clone(b[1:]), 0x07, 0x00)...),
+		"an unknown key":        append([]byte{0xa7}, append(bytes.Clone(b[1:]), 0x08, 0x00)...),
 		"a longer number":       bytes.Replace(b, []byte{0x03, 0x03, 0x04}, []byte{0x03, 0x18, 0x03, 0x04}, 1),
 		"a short network":       bytes.Replace(b, append([]byte{0x58, 0x20}, make([]byte, 32)...), append([]byte{0x58, 0x1f}, make([]byte, 31)...), 1),
 		"a record in its place": must(sampleRecord().encode()),
@@ -141,6 +154,9 @@ func must(b []byte, err error) []byte {
 
 func FuzzParseProposal(f *testing.F) {
 	f.Add(must(sample().Encode()))
+	w := sample()
+	w.Changes, w.Withdrawal = nil, Withdrawal{settle.Wallet{5}, 1500}
+	f.Add(must(w.Encode()))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		p, err := ParseProposal(b)
 		if err != nil {
