@@ -37,8 +37,7 @@ const (
 type drafting struct {
 	*Drafts                // nil: there are none
 	costs    draft.Costs   // of rounds of answers only
-	share    draft.Share   // of the guesses with what is here that are right, of all answers
-	sure     sureness      // likewise
+	all      guessed       // of all answers
 	least    float64       // how likely a guess has to be, with those before, to be made
 	pause    int           // rounds until drafts are tried again
 	measured bool          // the round in progress tells of costs
@@ -47,11 +46,12 @@ type drafting struct {
 	k        []int
 }
 
-// guessed is what is known of the drafts of one answer.
+// guessed is what is known of drafts: of one answer, which begins with what is known of all.
 type guessed struct {
-	text [draft.Matches]draft.Share // right ones of what stood behind an earlier match, by its length
-	here draft.Share                // right ones of those with the experts that are here
-	sure sureness                   // likewise
+	begun bool
+	text  [draft.Matches]draft.Share // right ones of what stood behind an earlier match, by its length
+	here  draft.Share                // right ones of those with the experts that are here
+	sure  sureness                   // likewise
 }
 
 // sureness is the share of guesses that are right by how far their logit is above the next one's:
@@ -137,14 +137,15 @@ func (d *drafting) plan(busy []*slot, most int) {
 	d.guesses, d.k = d.guesses[:0], d.k[:0]
 	for _, s := range busy {
 		q, known := &s.guess, &s.g.guessed
+		if !known.begun {
+			*known = d.all
+			known.begun = true
+		}
 		one := draft.Guess{Most: min(most, s.g.left-1)}
 		if at, n := draft.LookUp(s.g.tokens); n > 0 {
 			q.class = n - draft.ShortestMatch
 			q.text = draft.Follow(q.text, s.g.tokens, at, draft.Most)
 			one.Accept = known.text[q.class].Get()
-		}
-		if known.here == 0 {
-			known.here, known.sure = d.share, d.sure
 		}
 		if q.tried = here; here && known.here.Get() > one.Accept {
 			one.Accept, one.Passes = known.here.Get(), true
@@ -272,7 +273,7 @@ func (d *drafting) learn(s *slot, drawn []ggml.Token, accepted int) {
 	switch {
 	case q.passed:
 		known.here.Observe(len(q.drafts), accepted, learnOne)
-		d.share.Observe(len(q.drafts), accepted, learnAll)
+		d.all.here.Observe(len(q.drafts), accepted, learnAll)
 		d.learnSure(s, accepted)
 	case q.tried:
 		known.here.Forget(forget)
@@ -281,7 +282,9 @@ func (d *drafting) learn(s *slot, drawn []ggml.Token, accepted int) {
 		}
 	}
 	if len(q.text) > 0 {
-		known.text[q.class].Observe(min(len(drawn), len(q.text)), commonPrefix(q.text, drawn), learnText)
+		compared, right := min(len(drawn), len(q.text)), commonPrefix(q.text, drawn)
+		known.text[q.class].Observe(compared, right, learnText)
+		d.all.text[q.class].Observe(compared, right, learnAll)
 	}
 }
 
@@ -293,6 +296,6 @@ func (d *drafting) learnSure(s *slot, accepted int) {
 			right = 1
 		}
 		s.g.guessed.sure[class].Observe(1, right, learnOne)
-		d.sure[class].Observe(1, right, learnAll)
+		d.all.sure[class].Observe(1, right, learnAll)
 	}
 }
