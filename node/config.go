@@ -124,6 +124,7 @@ type ModelConfig struct {
 	Place     []string `toml:"place"`      // where tensors of it lie instead, as `kvasird plan` prints rules
 	Drafts    string   `toml:"drafts"`     // whether a backbone whose experts are elsewhere guesses tokens: auto, where it pays, or off; "": auto
 	Rows      string   `toml:"rows"`       // how a stage sends rows to the next: f32 (exact), f16 (half the bytes); "": f32
+	Precision string   `toml:"precision"`  // of rows to experts elsewhere, and back: see PrecisionAuto
 
 	// ID is what Path names, when that is an id and no file; set by Validate.
 	ID *gguf.ModelID `toml:"-"`
@@ -272,6 +273,7 @@ func (c *Config) fillDefaults() error {
 	setDefault(&c.Model.Wait, 2)
 	setDefault(&c.Model.Drafts, draftsAuto)
 	setDefault(&c.Model.Rows, "f32")
+	setDefault(&c.Model.Precision, PrecisionAuto)
 	setDefault(&c.Log.Level, "info")
 	c.Gateway.fillDefaults()
 	setDefault(&c.Reach, string(p2p.ReachAuto))
@@ -447,6 +449,9 @@ func (c *Config) checkNumbers() error {
 	}
 	if _, ok := rowPrecisions[c.Model.Rows]; !ok {
 		return fmt.Errorf("model.rows %q: want f32 or f16", c.Model.Rows)
+	}
+	if _, err := c.Model.precision(); err != nil {
+		return fmt.Errorf("model.precision: %w, or %s", err, PrecisionAuto)
 	}
 	_, err := c.Log.level()
 	return err

@@ -80,7 +80,7 @@ func (l *draftLine) hold(t testing.TB, rtt time.Duration, share float64) {
 	}
 	l.dispatcher = must(experts.NewDispatcher(cfg))(t)
 	l.dispatcher.AddPeer("worker")
-	if err := awaitWorker(t.Context(), l.dispatcher); err != nil {
+	if err := awaitWorkers(t.Context(), l.dispatcher, 1); err != nil {
 		t.Fatal(err)
 	}
 }

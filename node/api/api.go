@@ -229,6 +229,7 @@ type Code string
 // The codes, each with the HTTP status that it travels with.
 const (
 	CodeBadRequest Code = "bad_request" // 400
+	CodePayment    Code = "payment"     // 402: the linked wallet does not pay for the answer
 	CodeNotFound   Code = "not_found"   // 404
 	CodeBusy       Code = "busy"        // 429
 	CodeInternal   Code = "internal"    // 500
@@ -242,6 +243,8 @@ func (c Code) HTTPStatus() int {
 	switch c {
 	case CodeBadRequest:
 		return 400
+	case CodePayment:
+		return 402
 	case CodeNotFound:
 		return 404
 	case CodeBusy:
