@@ -7,6 +7,8 @@ func (d *Dispatcher) draft(p *program, call *Call) error {
 	if d.cfg.Local == nil {
 		return nil
 	}
+	d.held.using.RLock() // what is taken here stays here until it is computed
+	defer d.held.using.RUnlock()
 	r := d.runs.get(d, nil)
 	defer d.runs.put(r)
 	r.begin(p, call)
@@ -19,5 +21,7 @@ func (d *Dispatcher) draft(p *program, call *Call) error {
 	return nil
 }
 
-// Resident reports whether some experts are here to draft with.
-func (d *Dispatcher) Resident() bool { return d.cfg.Local != nil && len(d.cfg.Local.Slices) > 0 }
+// Resident reports whether some experts are here to draft with now.
+func (d *Dispatcher) Resident() bool {
+	return d.cfg.Local != nil && len(d.held.set.Load().slices) > 0
+}

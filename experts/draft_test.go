@@ -120,3 +120,51 @@ func TestDraftNeverLeaks(t *testing.T) {
 	}
 	runs.Wait()
 }
+
+// TestDraftWhileLocalChanges: a draft asks the kernel for nothing that was dropped; each row is whole
+// or zero.
+func TestDraftWhileLocalChanges(t *testing.T) {
+	own, whole := wholeLayer(), wholeLayer()
+	d := newSwarm(t).dispatcher(func(c *Config) { c.Local = &Local{Kernel: own, Slices: nil, First: true} })
+	if d.Resident() {
+		t.Error("nothing is here and some experts are resident")
+	}
+	stop := make(chan struct{})
+	var drafts sync.WaitGroup
+	drafts.Go(func() {
+		call := draftCall(0, 9, false)
+		want, zero := alone(t, whole, call), make([]float32, call.OutWidth)
+		for {
+			select {
+			case <-stop:
+				return
+			default:
+			}
+			poison(call)
+			if err := d.Compute(t.Context(), call); err != nil {
+				t.Error(err)
+				return
+			}
+			for at := 0; at < len(want); at += call.OutWidth {
+				if row := call.Out[at:][:call.OutWidth]; !slices.Equal(row, zero) && maxDiff(row, want[at:][:call.OutWidth]) != 0 {
+					t.Error("a row is neither that of its expert nor zero")
+				}
+			}
+		}
+	})
+	const half = testExperts / 2
+	for i := range 200 {
+		held, gone := layerSlice(0, half), layerSlice(half, testExperts)
+		if i%2 == 0 {
+			held, gone = gone, held
+		}
+		own.gone.Store(nil)
+		d.SetLocal([]Slice{held})
+		own.gone.Store(&[]Slice{gone})
+	}
+	close(stop)
+	drafts.Wait()
+	if !d.Resident() || own.misused.Load() > 0 {
+		t.Errorf("%d calls for experts that were dropped", own.misused.Load())
+	}
+}

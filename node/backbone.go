@@ -25,6 +25,9 @@ import (
 // sourcePause is the first pause before it is looked again for who has a model.
 const sourcePause = 250 * time.Millisecond
 
+// draftsAuto is ModelConfig.Drafts where guessing tokens is left to what it brings.
+const draftsAuto = "auto"
+
 // backbone is the model that this node runs for clients: all of it, or all but
 // the experts.
 type backbone struct {

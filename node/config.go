@@ -457,9 +457,6 @@ func (c *Config) checkNumbers() error {
 	return err
 }
 
-// draftsAuto is ModelConfig.Drafts where guessing tokens is left to what it brings.
-const draftsAuto = "auto"
-
 var rowPrecisions = map[string]ring.Precision{"f32": ring.F32, "f16": ring.F16}
 
 func (l LogSettings) level() (slog.Level, error) {

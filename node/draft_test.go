@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"path/filepath"
 	"slices"
 	"testing"
@@ -123,12 +124,15 @@ func ask(t testing.TB, e *engine.Engine, reqs []engine.Request) (answers [][]int
 	return answers, float64(drawn) / took.Seconds()
 }
 
-// endlessly are requests for n tokens each.
-func endlessly(t testing.TB, m *ggml.Model, n int, prompts ...string) (reqs []engine.Request) {
+// repeating are requests for n tokens each, chosen between so few that the answers repeat themselves.
+func repeating(t testing.TB, m *ggml.Model, n int) (reqs []engine.Request) {
 	t.Helper()
-	bias := noEnd(m).LogitBias
-	for _, p := range prompts {
-		reqs = append(reqs, engine.Request{Prompt: must(engine.Tokenize(m, p))(t), MaxTokens: n, LogitBias: bias})
+	for i := range 3 {
+		req := engine.Request{Prompt: must(engine.Tokenize(m, fmt.Sprintf(draftChat, draftQuestions[i])))(t), MaxTokens: n, LogitBias: map[int32]float32{}}
+		for _, token := range randomTokens(rand.New(rand.NewPCG(5, uint64(i))), m.VocabSize(), 3) {
+			req.LogitBias[token] = rttOnly
+		}
+		reqs = append(reqs, req)
 	}
 	return reqs
 }
@@ -168,7 +172,7 @@ func BenchmarkDrafts(b *testing.B) {
 	for _, q := range draftQuestions {
 		knows = append(knows, engine.Request{Prompt: must(engine.Tokenize(l.alone, fmt.Sprintf(draftChat, q)))(b), MaxTokens: 64})
 	}
-	loops := endlessly(b, l.alone, 64, "1 2 3 4 1 2 3 4 1 2 3 4", "A worker holds a slice. A worker holds a slice. A worker")
+	loops := repeating(b, l.alone, 128)
 	for _, tt := range []struct {
 		name     string
 		resident float64

@@ -3,6 +3,8 @@ package engine
 import (
 	"context"
 	"errors"
+	"math"
+	"slices"
 	"time"
 
 	"kvasird/ggml"
@@ -22,10 +24,10 @@ type Drafts struct {
 const (
 	// learnOne and learnAll are the weights of a guess, for its answer and for those that begin.
 	learnOne  = 1 / 8.
-	learnAll  = 1 / 64.
+	learnAll  = 1 / 32.
 	learnText = 1 / 4.
 	// forget is the weight of a round without guesses.
-	forget = 1 / 64.
+	forget = 1 / 256.
 	// pauseAfter are rounds without drafts after one failed that had some: somebody may be missing
 	// whom only guesses need.
 	pauseAfter = 64
@@ -35,7 +37,8 @@ const (
 type drafting struct {
 	*Drafts                // nil: there are none
 	costs    draft.Costs   // of rounds of answers only
-	share    draft.Share   // of the guesses with what is here, of all answers
+	all      guessed       // of all answers
+	least    float64       // how likely a guess has to be, with those before, to be made
 	pause    int           // rounds until drafts are tried again
 	measured bool          // the round in progress tells of costs
 	spent    time.Duration // of the round in progress, for its guesses
@@ -43,10 +46,26 @@ type drafting struct {
 	k        []int
 }
 
-// guessed is what is known of the drafts of one answer.
+// guessed is what is known of drafts: of one answer, which begins with what is known of all.
 type guessed struct {
-	text [draft.Matches]draft.Share // right ones of what stood behind an earlier match, by its length
-	here draft.Share                // right ones of those with the experts that are here
+	begun bool
+	text  [draft.Matches]draft.Share // right ones of what stood behind an earlier match, by its length
+	here  draft.Share                // right ones of those with the experts that are here
+	sure  sureness                   // likewise
+}
+
+// sureness is the share of guesses that are right by how far their logit is above the next one's:
+// below 1/2, 1, 2, 4, 8, or more.
+type sureness [6]draft.Share
+
+// firstSure is of guesses of which nothing is known.
+var firstSure = sureness{0.3, 0.45, 0.6, 0.8, 0.9, 0.97}
+
+func sureClass(above float32) (class int) {
+	for limit := float32(0.5); class < len(sureness{})-1 && above >= limit; limit *= 2 {
+		class++
+	}
+	return class
 }
 
 // guess is what a slot drafts in the round in progress.
@@ -54,12 +73,16 @@ type guess struct {
 	drafts []ggml.Token
 	text   []ggml.Token // what stood behind an earlier match, used or not
 	class  int          // of that match
+	sure   []int        // of each of drafts that was guessed by a pass: its sureClass
+	hope   float64      // how likely all of these are right
 	want   int          // tokens to guess with the experts that are here
 	passed bool         // such a pass left cells
 	tried  bool         // there were some to guess with
 }
 
-func (g *guess) reset() { *g = guess{drafts: g.drafts[:0], text: g.text[:0]} }
+func (g *guess) reset() {
+	*g = guess{drafts: g.drafts[:0], text: g.text[:0], sure: g.sure[:0], hope: 1}
+}
 
 // whyNoDrafts says why answers of a model are never drafted; "": they may be.
 func whyNoDrafts(m *ggml.Model) string {
@@ -101,6 +124,9 @@ func (e *Engine) draft(ctx context.Context, busy []*slot) bool {
 	for _, s := range busy {
 		drafted += len(s.guess.drafts)
 	}
+	if drafted == 0 && d.spent == 0 {
+		d.costs.Forget(forget)
+	}
 	e.count(func(st *Stats) { st.Drafted += int64(drafted); st.Busy += d.spent })
 	return true
 }
@@ -111,25 +137,26 @@ func (d *drafting) plan(busy []*slot, most int) {
 	d.guesses, d.k = d.guesses[:0], d.k[:0]
 	for _, s := range busy {
 		q, known := &s.guess, &s.g.guessed
+		if !known.begun {
+			*known = d.all
+			known.begun = true
+		}
 		one := draft.Guess{Most: min(most, s.g.left-1)}
 		if at, n := draft.LookUp(s.g.tokens); n > 0 {
 			q.class = n - draft.ShortestMatch
 			q.text = draft.Follow(q.text, s.g.tokens, at, draft.Most)
 			one.Accept = known.text[q.class].Get()
 		}
-		if known.here == 0 {
-			known.here = d.share
-		}
 		if q.tried = here; here && known.here.Get() > one.Accept {
 			one.Accept, one.Passes = known.here.Get(), true
 		}
 		d.guesses, d.k = append(d.guesses, one), append(d.k, 0)
 	}
-	d.costs.Plan(d.guesses, d.k)
+	d.least = d.costs.Least(d.costs.Plan(d.guesses, d.k))
 	for i, s := range busy {
-		if d.guesses[i].Passes {
-			s.guess.want = d.k[i]
-		} else {
+		if d.guesses[i].Passes && d.k[i] > 0 {
+			s.guess.want = min(d.guesses[i].Most, draft.Most) // or until it is not sure any more
+		} else if !d.guesses[i].Passes {
 			s.guess.drafts = append(s.guess.drafts, s.guess.text[:d.k[i]]...)
 		}
 	}
@@ -139,6 +166,9 @@ func (d *drafting) plan(busy []*slot, most int) {
 // one in each pass, and drops the cells of that. False: the memory could not.
 func (e *Engine) guessHere(ctx context.Context, busy []*slot) bool {
 	d := &e.drafting
+	if !slices.ContainsFunc(busy, func(s *slot) bool { return s.guess.want > 0 }) {
+		return true
+	}
 	began := e.cfg.Now()
 	for depth := 0; e.batchGuesses(busy, depth); depth++ {
 		start := e.cfg.Now()
@@ -194,23 +224,29 @@ func (e *Engine) batchGuesses(busy []*slot, depth int) bool {
 	return e.batch.Len() > 0
 }
 
-// takeGuess drafts the likeliest token of a pass. Behind the end of an answer nothing is drafted.
+// takeGuess drafts the likeliest token of a pass. Behind the end of an answer nothing is drafted, and
+// behind guesses that are hardly all right.
 func (e *Engine) takeGuess(s *slot) {
 	logits := e.ctx.Logits(s.out)
 	for t, b := range s.g.bias {
 		logits[t] += b // which nobody reads any more
 	}
-	best := ggml.Token(0)
-	for t, l := range logits {
+	best, next := ggml.Token(0), float32(math.Inf(-1))
+	for t, l := range logits[1:] {
 		if l > logits[best] {
-			best = ggml.Token(t)
+			next, best = logits[best], ggml.Token(t+1)
+		} else {
+			next = max(next, l)
 		}
 	}
-	if e.cfg.Model.IsEOG(best) {
-		s.guess.want = len(s.guess.drafts)
+	q := &s.guess
+	class := sureClass(logits[best] - next)
+	q.hope *= s.g.guessed.sure[class].Get()
+	if e.cfg.Model.IsEOG(best) || q.hope < e.drafting.least {
+		q.want = len(q.drafts)
 		return
 	}
-	s.guess.drafts = append(s.guess.drafts, best)
+	q.drafts, q.sure = append(q.drafts, best), append(q.sure, class)
 }
 
 // dropDrafts takes the drafts out of a batch that failed. False: it had none.
@@ -237,11 +273,29 @@ func (d *drafting) learn(s *slot, drawn []ggml.Token, accepted int) {
 	switch {
 	case q.passed:
 		known.here.Observe(len(q.drafts), accepted, learnOne)
-		d.share.Observe(len(q.drafts), accepted, learnAll)
+		d.all.here.Observe(len(q.drafts), accepted, learnAll)
+		d.learnSure(s, accepted)
 	case q.tried:
 		known.here.Forget(forget)
+		for i := range known.sure {
+			known.sure[i].Forget(forget)
+		}
 	}
 	if len(q.text) > 0 {
-		known.text[q.class].Observe(min(len(drawn), len(q.text)), commonPrefix(q.text, drawn), learnText)
+		compared, right := min(len(drawn), len(q.text)), commonPrefix(q.text, drawn)
+		known.text[q.class].Observe(compared, right, learnText)
+		d.all.text[q.class].Observe(compared, right, learnAll)
+	}
+}
+
+// learnSure takes in which of the guesses of passes were right, up to the first that was not.
+func (d *drafting) learnSure(s *slot, accepted int) {
+	for i, class := range s.guess.sure[:min(accepted+1, len(s.guess.sure))] {
+		right := 0
+		if i < accepted {
+			right = 1
+		}
+		s.g.guessed.sure[class].Observe(1, right, learnOne)
+		d.all.sure[class].Observe(1, right, learnAll)
 	}
 }

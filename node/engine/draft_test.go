@@ -155,7 +155,7 @@ func TestDrafts(t *testing.T) {
 		sequences int
 	}{{"text", 0, 1}, {"an eighth", 1. / 8, 1}, {"a quarter", 1. / 4, 1}, {"a quarter, 4 at once", 1. / 4, 4}, {"text, 3 at once", 0, 3}} {
 		t.Run(tt.name, func(t *testing.T) {
-			m, f := far(t, tinyPath, 2*time.Millisecond)
+			m, f := far(t, tinyPath, 4*time.Millisecond)
 			j := newJudge(t, tiny)
 			served := 0
 			e := open(t, Config{Model: m, Sequences: tt.sequences, Queue: 20, Drafts: f.always(), Served: func(computed, cached int) { served += computed + cached }})

@@ -243,7 +243,7 @@ func Open(cfg Config) (*Engine, error) {
 	}
 	if cfg.Drafts != nil {
 		if e.stats.NoDrafts = whyNoDrafts(cfg.Model); e.stats.NoDrafts == "" {
-			e.drafting.Drafts = cfg.Drafts
+			e.drafting.Drafts, e.drafting.all.sure = cfg.Drafts, firstSure
 		}
 	}
 	ctx, cancel := context.WithCancel(context.Background())

@@ -23,17 +23,17 @@ type Guess struct {
 }
 
 // Plan sets k[i] to how many tokens the i-th sequence drafts in the next round: as many as bring
-// the most tokens per time of all together.
-func (c *Costs) Plan(guesses []Guess, k []int) {
+// the most tokens per time of all together. It returns these, per ns.
+func (c *Costs) Plan(guesses []Guess, k []int) (price float64) {
 	clear(k)
 	n := float64(len(guesses))
 	least := c.Base + c.Row*n
 	if c.Base == 0 || n == 0 || !(least > 0) {
-		return
+		return 0
 	}
 	// The best ratio of tokens to time is the limit of: with the price of a ns that the ratio of
 	// before is, take whatever brings more than it costs.
-	price := n / least
+	price = n / least
 	none := price
 	for range 16 {
 		tokens, took := c.take(guesses, k, price)
@@ -45,7 +45,9 @@ func (c *Costs) Plan(guesses []Guess, k []int) {
 	}
 	if price < worthwhile*none {
 		clear(k)
+		return none
 	}
+	return price
 }
 
 // take chooses the guesses that are worth more than they cost, and says what these bring and take.
@@ -113,6 +115,17 @@ func (c *Costs) Round(rows int, took time.Duration) {
 		c.Pass = c.Base * firstPass
 	}
 }
+
+// Forget makes guesses a little cheaper, so that they are tried again some time after rounds with them
+// were slow. It is for rounds without any.
+func (c *Costs) Forget(weight float64) {
+	c.Row -= c.Row * weight
+	c.Pass -= c.Pass * weight
+}
+
+// Least is how likely a guess of a pass has to be right, with all before it, to be worth its time where a
+// ns brings price tokens.
+func (c *Costs) Least(price float64) float64 { return price * (c.Row + c.Pass) }
 
 // Drafted learns from a pass.
 func (c *Costs) Drafted(took time.Duration) { c.Pass += (max(float64(took), 1) - c.Pass) * learn }

@@ -99,6 +99,23 @@ func TestCosts(t *testing.T) {
 	}
 }
 
+// TestCostsOnceSlow: guesses that seemed too costly once are tried again.
+func TestCostsOnceSlow(t *testing.T) {
+	guesses, k := []Guess{{Accept: 0.7, Most: Most, Passes: true}}, []int{0}
+	c := Costs{Base: 1e6, Row: 2e6, Pass: 2e6}
+	for i := range 1000 {
+		if c.Plan(guesses, k); k[0] > 0 {
+			if i < 10 {
+				t.Errorf("tried again after %d rounds", i)
+			}
+			return
+		}
+		c.Round(1, 3*time.Millisecond)
+		c.Forget(1. / 256)
+	}
+	t.Errorf("never tried again: %+v", c)
+}
+
 func TestShare(t *testing.T) {
 	var s Share
 	if s.Get() != first {
