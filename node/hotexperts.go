@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"sync/atomic"
 	"time"
 
@@ -49,6 +50,8 @@ type hotExperts struct {
 	kernel *ggml.Kernel
 	budget int64
 	file   *modelFile
+	log    *slog.Logger
+	every  time.Duration                 // between looks at what the router chose; 0: as experts.Cache has it
 	cache  atomic.Pointer[experts.Cache] // nil: the model's experts are not known yet
 
 	// Set by run before there is a cache.
@@ -65,7 +68,7 @@ func (n *Node) openHot(file *modelFile, budget int64) (*hotExperts, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &hotExperts{node: n, kernel: k, budget: budget, file: file}, nil
+	return &hotExperts{node: n, kernel: k, budget: budget, file: file, log: n.log}, nil
 }
 
 // run keeps the experts until ctx ends. An error says that it cannot, which harms no answer.
@@ -77,18 +80,23 @@ func (h *hotExperts) run(ctx context.Context, d *experts.Dispatcher) error {
 		}
 		h.stored, h.from = m, g
 	}
-	sizes, err := heldSizes(h.kernel, h.from)
-	if err != nil {
-		return err
-	}
-	c, err := experts.NewCache(experts.CacheConfig{
-		Dispatcher: d, Shelf: h, Room: place.Room{Sizes: sizes, Budget: h.budget}, Known: h.known(), Logger: h.node.log,
-	})
+	c, err := h.open(d)
 	if err != nil {
 		return err
 	}
 	h.cache.Store(c)
 	return c.Run(ctx)
+}
+
+// open makes the cache, once it is set where the experts come from.
+func (h *hotExperts) open(d *experts.Dispatcher) (*experts.Cache, error) {
+	sizes, err := heldSizes(h.kernel, h.from)
+	if err != nil {
+		return nil, err
+	}
+	return experts.NewCache(experts.CacheConfig{
+		Dispatcher: d, Shelf: h, Room: place.Room{Sizes: sizes, Budget: h.budget}, Known: h.known(), Every: h.every, Logger: h.log,
+	})
 }
 
 // heldSizes is what an expert takes in a kernel, by layer.
