@@ -3,6 +3,8 @@
 package node
 
 import (
+	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -106,6 +108,53 @@ func TestHotExpertsAreMetered(t *testing.T) {
 	if share := own / all; share < want-0.05 || share > want+0.05 {
 		t.Errorf("%.3f of the pairs are credited to the backbone, which computed %.3f of them", share, want)
 	}
+}
+
+// TestHotExpertsOnDisk: what is kept no more goes from the disk too, what is kept stays, and is
+// fetched again when it was lost.
+func TestHotExpertsOnDisk(t *testing.T) {
+	n := newNetwork(t, NewNetwork{})
+	id, args := n.cacheOf("1MB")
+	entry, _ := n.here("entry", args...)
+	n.serves(entry)
+	h := must(entry.openHot(entry.backbone.Load().file, 4e6))(t)
+	defer h.kernel.Close()
+	h.stored, h.from = entry.store.Model(must(gguf.ParseModelID(id))(t)), h.file.Model
+	var all []int32
+	for e := range int32(h.from.Experts()) {
+		all = append(all, e)
+	}
+	const layer = 1
+	for _, keep := range [][]int32{all, {3, 20, 21}, {20, 21, 22}, nil, {9}} {
+		if got, err := h.Fetch(t.Context(), layer, keep); err != nil || !slices.Equal(got, keep) {
+			t.Fatalf("fetched %v of %v: %v", got, keep, err)
+		}
+		if err := h.Put(t.Context(), layer, keep); err != nil {
+			t.Fatal(err)
+		}
+		here := h.onDisk(layer, all)
+		if held := h.onDisk(layer, keep); !slices.Equal(held, keep) {
+			t.Errorf("of %v, %v are on disk", keep, held)
+		}
+		if len(keep) < len(all) && len(here) > len(keep)+12 { // 256 KiB have some more
+			t.Errorf("%v are on disk, %v are kept", here, keep)
+		}
+		if (h.kernel.Bytes() > 0) != (len(keep) > 0) {
+			t.Errorf("%d bytes in memory with %v kept", h.kernel.Bytes(), keep)
+		}
+	}
+}
+
+// TestCacheOfAFileWithHoles: without a network file there is nobody to fetch experts from.
+func TestCacheOfAFileWithHoles(t *testing.T) {
+	s := newSwarm(t)
+	m := must(gguf.OpenModel(s.whole))(t)
+	defer m.Close()
+	sparse := filepath.Join(s.dir, "holes.gguf")
+	if err := gguf.WriteBackbone(t.Context(), sparse, m); err != nil {
+		t.Fatal(err)
+	}
+	s.refused(t, "holes", []string{"model.cache", "has holes", "network with a file"}, append(loopback, "--model", sparse, "--cache", "1MB")...)
 }
 
 func TestCacheSetting(t *testing.T) {

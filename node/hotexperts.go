@@ -121,7 +121,7 @@ func oneLayer(layer int, held gguf.Range) gguf.Slice {
 
 // known are the experts whose weights are on disk from before a restart.
 func (h *hotExperts) known() [][]int32 {
-	if h.stored == nil {
+	if h.stored == nil || h.stored.Complete() { // that all is there says nothing of what is used
 		return nil
 	}
 	list := make([][]int32, h.from.Layers())
