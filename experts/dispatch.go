@@ -36,7 +36,8 @@ func (r *run) dispatch(now time.Time) {
 	}
 	r.left.Add(-1)
 	r.computeHere()
-	r.onlyBusy = r.waitsForBusy(routes)
+	r.onlyBusy = r.waitsFor(routes, false)
+	r.onlyUnpaid = !r.onlyBusy && r.waitsFor(routes, true)
 }
 
 // askPeers sends the pending pairs to peers that are trusted so much; others stay pending.
@@ -115,10 +116,12 @@ func (r *run) busyNow(s *session, now time.Time) bool {
 	return false
 }
 
-// waitsForBusy says whether every pending pair has a worker that is only busy.
-func (r *run) waitsForBusy(routes *routes) bool {
+// waitsFor says whether every pending pair has a worker that is only busy, or wants to be paid.
+func (r *run) waitsFor(routes *routes, unpaid bool) bool {
 	return !slices.ContainsFunc(r.pending, func(pair int32) bool {
-		return !routes.has(r.call.IDs[pair], func(s *session) bool { return trust(s.trust.Load()) != banned })
+		return !routes.has(r.call.IDs[pair], func(s *session) bool {
+			return trust(s.trust.Load()) != banned && (unpaid || !slices.ContainsFunc(r.busy, func(b busyPeer) bool { return b.s == s && b.unpaid }))
+		})
 	})
 }
 
@@ -161,7 +164,7 @@ func (r *run) ask(s *session, peer int32, now time.Time) {
 		}
 		from := c.source(pair)
 		if p != nil && (len(p.pairs) == mostPairs || from != last &&
-			(p.rows == s.offer.MaxRows || callSize(p.rows+1, len(p.pairs)+1, c.RowWidth) > MaxFrame)) {
+			(p.rows == s.offer.MaxRows || callSize(F32, p.rows+1, len(p.pairs)+1, c.RowWidth) > MaxFrame)) {
 			r.send(p, now)
 			p = nil
 		}
@@ -200,7 +203,7 @@ func (r *run) send(p *part, now time.Time) {
 	r.left.Add(1)
 	if err := p.send(now); err != nil {
 		r.left.Add(-1)
-		r.isBusy(p.s, now)
+		r.isBusy(p.s, now, false)
 		r.note(p.s, err)
 		if r.race.on {
 			for _, pair := range p.pairs {
@@ -305,6 +308,8 @@ func (r *run) computeHere() {
 			r.race.filled[pair] = true
 		}
 	}
-	d.ownPairs.Add(uint64(len(r.here)))
-	r.share("", len(r.here))
+	if !c.Draft {
+		d.ownPairs.Add(uint64(len(r.here)))
+		r.share("", len(r.here))
+	}
 }

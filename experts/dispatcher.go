@@ -30,6 +30,10 @@ type Config struct {
 	Dialer Dialer
 	Local  *Local // nil: none
 
+	// Precision is that of rows to and from workers that offer it, where they fit it; others get
+	// f32. Only f32 gives what the backbone alone would compute: F32
+	Precision Precision
+
 	CoverageWait time.Duration // a call waits so long for a worker to return: 0
 	MinDeadline  time.Duration // of a call, however fast its peer is: 250 ms
 	MaxDeadline  time.Duration // of a call, however slow its peer is: 10 s
@@ -52,6 +56,10 @@ type Config struct {
 	// is told.
 	Fault func(peerID string, reason error)
 
+	// Unpaid is told of a peer that computes no more until it knows that somebody pays. It does not
+	// wait, and does not call the Dispatcher. nil: nobody is told.
+	Unpaid func(peerID string)
+
 	// Served is told how many pairs of a call a worker computed that were accepted into its output,
 	// once the call is complete; the peer id is "" for Local. Hedged losers, failed calls and
 	// canaries are not told. It does not wait. nil: nobody is told.
@@ -73,6 +81,12 @@ func (c *Config) validate() error {
 	if c.Local != nil && c.Local.Kernel == nil {
 		return errors.New("experts: local experts without a kernel")
 	}
+	if c.Precision == 0 {
+		c.Precision = F32
+	}
+	if !slices.Contains(precisions, c.Precision) {
+		return fmt.Errorf("experts: dispatcher with %v", c.Precision)
+	}
 	defaults(&c.MinDeadline, 250*time.Millisecond)
 	defaults(&c.MaxDeadline, 10*time.Second)
 	defaults(&c.Heartbeat, time.Second)
@@ -85,6 +99,9 @@ func (c *Config) validate() error {
 	defaults(&c.MostDrawn, 4)
 	if c.Fault == nil {
 		c.Fault = func(string, error) {}
+	}
+	if c.Unpaid == nil {
+		c.Unpaid = func(string) {}
 	}
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)

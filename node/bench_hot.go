@@ -33,7 +33,7 @@ func (b *bench) hot() error {
 	if err != nil {
 		return err
 	}
-	s, err := b.openSweep("shipped", path, true)
+	s, err := b.openSweep("shipped", path, true, rttStreams)
 	if err != nil {
 		return err
 	}
