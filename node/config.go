@@ -486,19 +486,3 @@ func (c *Config) checkSlices() error {
 	}
 	return nil
 }
-
-// Ranges reads the two ranges. A zero one is all.
-func (s SliceConfig) Ranges() (layers, experts gguf.Range, err error) {
-	for _, r := range []struct {
-		name, text string
-		to         *gguf.Range
-	}{{"layers", s.Layers, &layers}, {"experts", s.Experts, &experts}} {
-		if r.text == "" {
-			continue
-		}
-		if *r.to, err = gguf.ParseRange(r.text); err != nil {
-			return layers, experts, fmt.Errorf("slice %s: %w", r.name, err)
-		}
-	}
-	return layers, experts, nil
-}
