@@ -62,6 +62,10 @@ type CacheStats struct {
 // half. Use decays by use, not by time, so that a night without requests changes nothing.
 const halfLife = 64
 
+// leastMoved is the share of a layer's pairs that what comes and what goes has, so that the layer
+// is loaded anew for it.
+const leastMoved = 1. / 64
+
 // NewCache returns a cache that keeps nothing yet.
 func NewCache(cfg CacheConfig) (*Cache, error) {
 	d := cfg.Dispatcher
@@ -160,7 +164,7 @@ func (c *Cache) arrange(ctx context.Context) {
 	next := c.cfg.Room.Keep(c.use, c.held)
 	var layers []int
 	for l := range next {
-		if !slices.Equal(next[l], c.held[l]) {
+		if c.worthwhile(l, next[l]) {
 			layers = append(layers, l)
 		}
 	}
@@ -187,6 +191,22 @@ func (c *Cache) arrange(ctx context.Context) {
 		c.cfg.Logger.Info("hot experts", "experts", c.stats.Experts, "bytes", c.stats.Bytes, "trouble", text)
 	}
 	c.stats.Trouble = text
+}
+
+// worthwhile says whether a layer is to be changed: all of it is loaded anew then, and computed by
+// workers meanwhile.
+func (c *Cache) worthwhile(layer int, next []int32) bool {
+	if slices.Equal(next, c.held[layer]) {
+		return false
+	}
+	var all, moved float64
+	for e, n := range c.use[layer] {
+		all += n
+		if _, will := slices.BinarySearch(next, int32(e)); will != slices.Contains(c.held[layer], int32(e)) {
+			moved += n
+		}
+	}
+	return moved >= leastMoved*all
 }
 
 // change replaces what is kept of a layer, unless that would be more than the budget because

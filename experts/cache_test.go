@@ -287,3 +287,27 @@ func TestCacheConfig(t *testing.T) {
 		}
 	}
 }
+
+// TestCacheSpares: a layer is not loaded anew for experts that are hardly ever asked for.
+func TestCacheSpares(t *testing.T) {
+	_, c := cached(t, 4, newRack(t))
+	for _, tt := range []struct {
+		use        []float64
+		held, next []int32
+		want       bool
+	}{
+		{[]float64{50, 49, 1, 0}, []int32{0, 1}, []int32{0, 1}, false},
+		{[]float64{50, 49, 1, 0}, []int32{0, 1}, []int32{0, 1, 2}, false},
+		{[]float64{50, 47, 3, 0}, []int32{0, 1}, []int32{0, 1, 2}, true},
+		{[]float64{50, 49, 1, 0}, []int32{0, 2}, []int32{0, 1}, true},
+		{[]float64{99, 0, 0.5, 0.5}, []int32{0, 2}, []int32{0, 3}, false},
+		{[]float64{98, 0, 1, 1}, []int32{0, 2}, []int32{0, 3}, true},
+		{nil, nil, []int32{1}, true},
+		{nil, []int32{1}, nil, true},
+	} {
+		c.use[0], c.held[0] = tt.use, tt.held
+		if got := c.worthwhile(0, tt.next); got != tt.want {
+			t.Errorf("use %v, %v → %v: %v", tt.use, tt.held, tt.next, got)
+		}
+	}
+}

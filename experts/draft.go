@@ -13,6 +13,8 @@ func (d *Dispatcher) draft(p *program, call *Call) error {
 	defer d.runs.put(r)
 	r.begin(p, call)
 	r.here = r.here[:0]
+	d.held.using.RLock()
+	defer d.held.using.RUnlock()
 	r.pending = r.takeLocal(r.pending)
 	r.computeHere()
 	if r.localFailed {
@@ -22,6 +24,4 @@ func (d *Dispatcher) draft(p *program, call *Call) error {
 }
 
 // Resident reports whether some experts are here to draft with now.
-func (d *Dispatcher) Resident() bool {
-	return d.cfg.Local != nil && len(d.held.set.Load().slices) > 0
-}
+func (d *Dispatcher) Resident() bool { return d.cfg.Local != nil && len(d.held.set.Load().slices) > 0 }

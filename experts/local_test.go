@@ -105,6 +105,28 @@ func TestLocalChanges(t *testing.T) {
 			}
 		})
 	}
+	guess := testCall(9, 5, false)
+	guess.Draft = true
+	right := alone(t, wholeLayer(), guess)
+	running.Go(func() {
+		for {
+			select {
+			case <-stop:
+				return
+			default:
+			}
+			if err := d.Compute(t.Context(), guess); err != nil {
+				t.Error(err)
+				return
+			}
+			for i, v := range guess.Out {
+				if v != 0 && v != right[i] {
+					t.Errorf("a draft has %g, want 0 or %g", v, right[i])
+					return
+				}
+			}
+		}
+	})
 	rng := rand.New(rand.NewPCG(5, 6))
 	held := map[int]bool{}
 	without := func(a, b map[int]bool) *[]Slice { // which are in neither
@@ -137,6 +159,19 @@ func TestLocalChanges(t *testing.T) {
 	}
 	if d.LocalPairs() == 0 || d.LocalPairs() == d.Pairs() {
 		t.Errorf("%d of %d pairs were computed here", d.LocalPairs(), d.Pairs())
+	}
+}
+
+func TestResident(t *testing.T) {
+	w := newSwarm(t)
+	d := w.dispatcher(func(c *Config) { c.Local = &Local{Kernel: wholeLayer(), First: true} })
+	for i, held := range [][]Slice{nil, {block(3)}, nil} {
+		if d.SetLocal(held); d.Resident() != (len(held) > 0) {
+			t.Errorf("%d: resident %v with %v", i, d.Resident(), held)
+		}
+	}
+	if w.dispatcher(nil).Resident() {
+		t.Error("experts are resident without a copy")
 	}
 }
 

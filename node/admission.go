@@ -27,11 +27,12 @@ func (m *modelFile) admit(cfg Config, remote bool, free int64, log *slog.Logger)
 	}
 	must := place.KV
 	if remote {
+		place.RAM += cfg.Model.cacheBudget()
 		must = place.RAM // it is read, not mapped
 	}
 	switch {
 	case must > free:
-		return fmt.Errorf("%s takes %s of memory with a context of %d tokens (%s of cache), and %s are free: give it a smaller --context, or leave layers to others (`kvasir plan`)",
+		return fmt.Errorf("%s takes %s of memory with a context of %d tokens (%s of cache), and %s are free: give it a smaller --context or --cache, or leave layers to others (`kvasir plan`)",
 			m.name, bytesText(must), cfg.Model.Context, bytesText(place.KV), bytesText(free))
 	case place.RAM > free:
 		log.Warn("the model is larger than the memory that is free, and will be read from disk again and again: `kvasir plan` says how others can hold a part",
@@ -66,6 +67,9 @@ func (m *modelFile) takes(cfg Config, remote bool) int64 {
 	p, overhead, err := m.place(cfg, remote)
 	if err != nil || cfg.Model.GPULayers != 0 {
 		return 0
+	}
+	if remote {
+		p.RAM += cfg.Model.cacheBudget()
 	}
 	return max(0, p.RAM-overhead)
 }

@@ -73,7 +73,7 @@ func (n *Node) openBackbone(ctx context.Context, file *modelFile) error {
 		return err
 	}
 	if remote {
-		if b.dispatch, err = n.openDispatch(file, ownCopy, n.metering.pairs(file.id, file.Model)); err != nil {
+		if b.dispatch, err = n.openDispatch(file, ownCopy, n.cfg.Model.cacheBudget(), n.metering.pairs(file.id, file.Model)); err != nil {
 			return err
 		}
 		n.onStop(b.dispatch.Close)
@@ -151,7 +151,11 @@ func (n *Node) runBackbone(ctx context.Context) error {
 			return err
 		}
 	}
-	n.keepReady(ctx, n.backbone.Load())
+	b := n.backbone.Load()
+	var hot sync.WaitGroup
+	hot.Go(func() { n.keepHot(ctx, b.dispatch) })
+	n.keepReady(ctx, b)
+	hot.Wait()
 	return nil
 }
 

@@ -196,6 +196,10 @@ type rttExperts struct {
 	worker *experts.Worker
 	whole  *wholeModel
 
+	local  *experts.Local                        // of dispatchers to come; nil: none
+	served func(peerID string, layer, pairs int) // likewise
+	last   experts.Call                          // what layer 0 was last asked for, without rows
+
 	rtt        time.Duration
 	dispatcher *experts.Dispatcher // over a line of rtt
 	serving    sync.WaitGroup
@@ -203,6 +207,10 @@ type rttExperts struct {
 
 // compute is the backbone's ExpertFunc.
 func (e *rttExperts) compute(ctx context.Context, call *ggml.ExpertCall) error {
+	if call.Layer == 0 {
+		e.last = experts.Call(*call)
+		e.last.Rows, e.last.IDs, e.last.Out = nil, nil, nil
+	}
 	return e.dispatcher.Compute(ctx, (*experts.Call)(call))
 }
 
@@ -222,7 +230,9 @@ func (e *rttExperts) Dial(context.Context, string) (net.Conn, error) {
 func (e *rttExperts) dial(ctx context.Context, rtt time.Duration) error {
 	e.hangUp()
 	e.rtt = rtt
-	d, err := experts.NewDispatcher(experts.Config{Model: e.model, Dialer: e, Logger: slog.New(slog.DiscardHandler)})
+	d, err := experts.NewDispatcher(experts.Config{
+		Model: e.model, Dialer: e, Local: e.local, Served: e.served, Logger: slog.New(slog.DiscardHandler),
+	})
 	if err != nil {
 		return err
 	}

@@ -55,7 +55,7 @@ const Off = "off"
 
 // Where a backbone's experts are.
 const (
-	ExpertsAuto   = "auto"   // remote for a file with holes, swarm with peers, else here
+	ExpertsAuto   = "auto"   // remote for a file with holes or with a cache, swarm with peers, else here
 	ExpertsHere   = "here"   // in this process, as in any llama.cpp
 	ExpertsSwarm  = "swarm"  // workers compute them; a copy here is the last resort
 	ExpertsRemote = "remote" // workers compute them; none are in memory here
@@ -117,6 +117,7 @@ type TLSConfig struct {
 type ModelConfig struct {
 	Path      string   `toml:"path"`       // GGUF, or its first part, or the id of a model of the network; "": the shipped model
 	Experts   string   `toml:"experts"`    // where a backbone's experts are: see ExpertsAuto
+	Cache     string   `toml:"cache"`      // size of the experts kept here of those that others compute, "2 GB"; "" or "0": none
 	Wait      int      `toml:"wait"`       // seconds that a request waits for missing experts; 0: 2
 	Context   int      `toml:"context"`    // tokens of all running sequences together; 0: 8192
 	Sequences int      `toml:"sequences"`  // answered at a time; 0: 4
@@ -441,6 +442,9 @@ func (c *Config) checkNumbers() error {
 	if !slices.Contains(modes, c.Model.Experts) {
 		return fmt.Errorf("model.experts %q: want %s%s", c.Model.Experts, strings.Join(modes, ", "), Suggest(c.Model.Experts, modes))
 	}
+	if err := c.Model.checkCache(); err != nil {
+		return err
+	}
 	if _, err := c.Model.overrides(); err != nil {
 		return fmt.Errorf("model.place: %w", err)
 	}
@@ -478,20 +482,4 @@ func (c *Config) checkSlices() error {
 		}
 	}
 	return nil
-}
-
-// Ranges reads the two ranges. A zero one is all.
-func (s SliceConfig) Ranges() (layers, experts gguf.Range, err error) {
-	for _, r := range []struct {
-		name, text string
-		to         *gguf.Range
-	}{{"layers", s.Layers, &layers}, {"experts", s.Experts, &experts}} {
-		if r.text == "" {
-			continue
-		}
-		if *r.to, err = gguf.ParseRange(r.text); err != nil {
-			return layers, experts, fmt.Errorf("slice %s: %w", r.name, err)
-		}
-	}
-	return layers, experts, nil
 }

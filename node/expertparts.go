@@ -56,6 +56,22 @@ func (m *modelFile) slices(configured []SliceConfig) ([]gguf.Slice, error) {
 	return out, nil
 }
 
+// Ranges reads the two ranges. A zero one is all.
+func (s SliceConfig) Ranges() (layers, experts gguf.Range, err error) {
+	for _, r := range []struct {
+		name, text string
+		to         *gguf.Range
+	}{{"layers", s.Layers, &layers}, {"experts", s.Experts, &experts}} {
+		if r.text == "" {
+			continue
+		}
+		if *r.to, err = gguf.ParseRange(r.text); err != nil {
+			return layers, experts, fmt.Errorf("slice %s: %w", r.name, err)
+		}
+	}
+	return layers, experts, nil
+}
+
 func wireSlices(held []gguf.Slice) []experts.Slice {
 	var out []experts.Slice
 	for _, s := range held {
@@ -92,6 +108,7 @@ type dispatchPart struct {
 	*experts.Dispatcher
 	file *modelFile
 	own  *ggml.Kernel // the copy of last resort, or nil
+	hot  *hotExperts  // that are kept here, or nil
 
 	mu      sync.Mutex // guards what follows
 	meter   *market.Meter
@@ -110,9 +127,9 @@ func (m *ModelConfig) precision() (experts.Precision, error) {
 	return experts.ParsePrecision(m.Precision)
 }
 
-// openDispatch begins to have experts computed by workers. served is told by whom; nil:
-// nobody is.
-func (n *Node) openDispatch(m *modelFile, ownCopy bool, served func(peerID string, layer, pairs int)) (*dispatchPart, error) {
+// openDispatch begins to have experts computed by workers, of which so many bytes are to be kept
+// here unless all are. served is told by whom; nil: nobody is.
+func (n *Node) openDispatch(m *modelFile, ownCopy bool, cache int64, served func(peerID string, layer, pairs int)) (*dispatchPart, error) {
 	shape, err := market.ShapeOf(m.Model)
 	if err != nil {
 		return nil, err
@@ -126,7 +143,8 @@ func (n *Node) openDispatch(m *modelFile, ownCopy bool, served func(peerID strin
 		return nil, err
 	}
 	var local *experts.Local
-	if ownCopy {
+	switch {
+	case ownCopy:
 		k, err := n.rt.NewKernel(ggml.KernelConfig{Device: n.cfg.Device, Threads: n.cfg.Threads})
 		if err != nil {
 			return nil, err
@@ -141,6 +159,11 @@ func (n *Node) openDispatch(m *modelFile, ownCopy bool, served func(peerID strin
 			return nil, err
 		}
 		local = &experts.Local{Kernel: k, Slices: wireSlices(held)}
+	case cache > 0:
+		if d.hot, err = n.openHot(m, cache); err != nil {
+			return nil, err
+		}
+		local = &experts.Local{Kernel: d.hot.kernel, First: true}
 	}
 	d.Dispatcher, err = experts.NewDispatcher(experts.Config{
 		Model: experts.ModelID(m.id.String()), Dialer: laneDialer{n.host, m.id}, Local: local, Precision: precision,
@@ -152,12 +175,19 @@ func (n *Node) openDispatch(m *modelFile, ownCopy bool, served func(peerID strin
 		},
 	})
 	if err != nil {
-		if d.own != nil {
-			d.own.Close()
-		}
+		d.closeKernels()
 		return nil, err
 	}
 	return d, nil
+}
+
+func (d *dispatchPart) closeKernels() {
+	if d.own != nil {
+		d.own.Close()
+	}
+	if d.hot != nil {
+		d.hot.kernel.Close()
+	}
 }
 
 // demand is what the router chose of late, for the market.
@@ -201,9 +231,7 @@ func (d *dispatchPart) PeerLost(p *p2p.Peer) { d.RemovePeer(p.ID.String()) }
 
 func (d *dispatchPart) Close() error {
 	err := d.Dispatcher.Close()
-	if d.own != nil {
-		d.own.Close()
-	}
+	d.closeKernels()
 	return err
 }
 

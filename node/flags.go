@@ -90,6 +90,7 @@ func addSettings(set *flag.FlagSet, later func(func(*Config) error)) {
 	text("control", "control socket `path`", func(c *Config) *string { return &c.Control })
 	text("model", "GGUF `file`, or its first part, or the id of a model of the network (default: the shipped model)", func(c *Config) *string { return &c.Model.Path })
 	text("experts", "where a backbone's experts are: auto, here, swarm or remote", func(c *Config) *string { return &c.Model.Experts })
+	text("cache", "`size` of the experts that a backbone keeps of those that others compute", func(c *Config) *string { return &c.Model.Cache })
 	text("device", "`name` of the device that a worker's experts lie on (default: the CPU)", func(c *Config) *string { return &c.Device })
 	text("disk", "`size` that weights of others may take on disk, such as 20GB", func(c *Config) *string { return &c.Budget.Disk })
 	text("memory", "`size` that served experts may take in memory", func(c *Config) *string { return &c.Budget.Memory })

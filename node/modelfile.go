@@ -107,6 +107,8 @@ func (m *modelFile) remoteExperts(cfg Config) (remote, ownCopy bool, err error) 
 			mode = ExpertsRemote
 		case cfg.Genesis != nil && cfg.Budget.limits.memory > 0 && m.expertBytes() > cfg.Budget.limits.memory:
 			mode = ExpertsRemote
+		case cfg.Model.cacheBudget() > 0:
+			mode = ExpertsRemote
 		case len(cfg.Peers) > 0 || cfg.Genesis != nil:
 			mode = ExpertsSwarm
 		default:

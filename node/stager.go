@@ -71,7 +71,7 @@ func (s *stager) open(ctx context.Context, m *store.Model, g *gguf.Model) error 
 		return err
 	}
 	if remote {
-		d, err := s.node.openDispatch(&modelFile{name: m.Name(), Model: g, id: s.model}, false, nil)
+		d, err := s.node.openDispatch(&modelFile{name: m.Name(), Model: g, id: s.model}, false, 0, nil)
 		if err != nil {
 			return err
 		}

@@ -54,6 +54,7 @@ func (n *Node) Status(context.Context) (*api.Status, error) {
 		}
 	}
 	n.addPeers(s, b)
+	s.Hot = n.dispatching().hotStatus()
 	if n.exchange != nil {
 		s.Admission = string(n.cfg.Genesis.Admission)
 		s.Reach = apiReach(n.host.Report())

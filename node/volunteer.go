@@ -92,15 +92,12 @@ func (v *volunteer) size(id gguf.ModelID, g *gguf.Model) error {
 	if err != nil {
 		return err
 	}
-	n := int64(g.Experts())
-	for _, layer := range g.ExpertLayers() {
-		held, _, err := part.kernel.SliceBytes(g, gguf.Slice{
-			Layers: gguf.Range{Begin: layer, End: layer + 1}, Experts: gguf.Range{End: int(n)},
-		})
-		if err != nil {
-			return err
-		}
-		list[layer] = max(list[layer], (held+n-1)/n)
+	held, err := heldSizes(part.kernel, g)
+	if err != nil {
+		return err
+	}
+	for layer, n := range held {
+		list[layer] = max(list[layer], n)
 	}
 	v.sizes[id] = list
 	return nil

@@ -204,6 +204,15 @@ func (w *weights) header(ctx context.Context, m *store.Model, file int) error {
 // fetch brings spans of a model into the store, waiting for sources. what says
 // in the status what they are for.
 func (w *weights) fetch(ctx context.Context, m *store.Model, spans map[int][]store.Span, what string) error {
+	return w.bring(ctx, m, spans, what, true)
+}
+
+// fetchNow is fetch that fails when nobody who is connected has the rest.
+func (w *weights) fetchNow(ctx context.Context, m *store.Model, spans map[int][]store.Span, what string) error {
+	return w.bring(ctx, m, spans, what, false)
+}
+
+func (w *weights) bring(ctx context.Context, m *store.Model, spans map[int][]store.Span, what string, wait bool) error {
 	release, err := m.Reserve(spans)
 	if err != nil {
 		return err
@@ -211,7 +220,7 @@ func (w *weights) fetch(ctx context.Context, m *store.Model, spans map[int][]sto
 	defer release()
 	defer w.note(what, nil)
 	err = w.client.Fetch(ctx, fetch.Request{
-		Model: m.ID(), Sink: shelf{m}, Spans: fetchSpans(spans), Wait: true,
+		Model: m.ID(), Sink: shelf{m}, Spans: fetchSpans(spans), Wait: wait,
 		Sources: func() []fetch.Source { return w.sources(m.ID()) },
 		Progress: func(p fetch.Progress) {
 			w.note(what, &api.Progress{

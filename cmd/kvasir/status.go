@@ -64,6 +64,9 @@ func printStatus(w io.Writer, st *api.Status) {
 	if len(st.Coverage) > 0 {
 		row("Coverage", "%s", coverageText(st.Coverage))
 	}
+	if h := st.Hot; h != nil {
+		row("Hot experts", "%s", hotText(h))
+	}
 	if n := st.Tokens; n != nil {
 		row("Tokens", "%d generated, %d of prompts; %.1f tokens/s now; %d running, %d waiting",
 			n.Generated, n.Prompt, n.PerSecond, n.Running, n.Waiting)
@@ -96,6 +99,18 @@ func printStatus(w io.Writer, st *api.Status) {
 	printOpen(w, st)
 	printPeers(w, st.Peers)
 	printRows(w, st)
+}
+
+// hotText says how much of the work the experts that are kept here do.
+func hotText(h *api.HotExperts) string {
+	text := fmt.Sprintf("%d kept, %s of %s", h.Experts, bytesText(h.Bytes), bytesText(h.Budget))
+	if h.Pairs > 0 {
+		text += fmt.Sprintf("; %.0f %% of the work done here now, %.0f %% since the start", 100*h.Recent, 100*float64(h.Hits)/float64(h.Pairs))
+	}
+	if h.Trouble != "" {
+		text += "; " + h.Trouble
+	}
+	return text
 }
 
 func modelText(m *api.Model) string {

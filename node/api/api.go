@@ -66,30 +66,43 @@ const (
 
 // Status is everything a node says of itself.
 type Status struct {
-	PeerID      string     `json:"peer_id"`
-	Version     string     `json:"version"`
-	RuntimePack string     `json:"runtime_pack"`        // llama.cpp release, ggml ABI, wire version
-	Network     string     `json:"network"`             // id
-	Admission   string     `json:"admission,omitempty"` // of a network with a file
-	Roles       []string   `json:"roles"`
-	State       State      `json:"state"`
-	Reason      string     `json:"reason,omitempty"` // why it is blocked or starting, and what to do
-	UptimeSec   float64    `json:"uptime_seconds"`
-	Listen      []string   `json:"listen"`                // multiaddrs, with the peer id
-	HTTP        string     `json:"http,omitempty"`        // host:port of the gateway
-	HTTPAccess  string     `json:"http_access,omitempty"` // who may use it, or why it is closed and what to do
-	Backend     string     `json:"backend,omitempty"`
-	Threads     int        `json:"threads"`
-	Model       *Model     `json:"model,omitempty"`
-	Slices      []Slice    `json:"slices,omitempty"`   // what this node serves to others
-	Coverage    []Coverage `json:"coverage,omitempty"` // per MoE layer, on a backbone
-	Rows        []Rows     `json:"rows,omitempty"`     // computed by this node
-	Peers       []Peer     `json:"peers,omitempty"`
-	Tokens      *Tokens    `json:"tokens,omitempty"`    // on a node that generates
-	Reach       *Reach     `json:"reach,omitempty"`     // in a network with a file
-	Volunteer   *Volunteer `json:"volunteer,omitempty"` // on a volunteer
-	Carried     *Carried   `json:"carried,omitempty"`   // in a network with a file
-	Earnings    *Earnings  `json:"earnings,omitempty"`  // in a network with a token, once a wallet is linked
+	PeerID      string      `json:"peer_id"`
+	Version     string      `json:"version"`
+	RuntimePack string      `json:"runtime_pack"`        // llama.cpp release, ggml ABI, wire version
+	Network     string      `json:"network"`             // id
+	Admission   string      `json:"admission,omitempty"` // of a network with a file
+	Roles       []string    `json:"roles"`
+	State       State       `json:"state"`
+	Reason      string      `json:"reason,omitempty"` // why it is blocked or starting, and what to do
+	UptimeSec   float64     `json:"uptime_seconds"`
+	Listen      []string    `json:"listen"`                // multiaddrs, with the peer id
+	HTTP        string      `json:"http,omitempty"`        // host:port of the gateway
+	HTTPAccess  string      `json:"http_access,omitempty"` // who may use it, or why it is closed and what to do
+	Backend     string      `json:"backend,omitempty"`
+	Threads     int         `json:"threads"`
+	Model       *Model      `json:"model,omitempty"`
+	Slices      []Slice     `json:"slices,omitempty"`   // what this node serves to others
+	Coverage    []Coverage  `json:"coverage,omitempty"` // per MoE layer, on a backbone
+	Rows        []Rows      `json:"rows,omitempty"`     // computed by this node
+	Peers       []Peer      `json:"peers,omitempty"`
+	Tokens      *Tokens     `json:"tokens,omitempty"`      // on a node that generates
+	Hot         *HotExperts `json:"hot_experts,omitempty"` // on a backbone with a cache
+	Reach       *Reach      `json:"reach,omitempty"`       // in a network with a file
+	Volunteer   *Volunteer  `json:"volunteer,omitempty"`   // on a volunteer
+	Carried     *Carried    `json:"carried,omitempty"`     // in a network with a file
+	Earnings    *Earnings   `json:"earnings,omitempty"`    // in a network with a token, once a wallet is linked
+}
+
+// HotExperts are the experts that a backbone keeps of those that others compute.
+type HotExperts struct {
+	Budget  int64   `json:"budget_bytes"`
+	Bytes   int64   `json:"bytes"`
+	Experts int     `json:"experts"`           // that are here now, of all layers
+	Fetched uint64  `json:"fetched"`           // that came here since the start
+	Hits    uint64  `json:"hits"`              // (row, expert) pairs that were computed here
+	Pairs   uint64  `json:"pairs"`             // and in all
+	Recent  float64 `json:"recent"`            // share of hits when last there were any
+	Trouble string  `json:"trouble,omitempty"` // why something is not here that should be
 }
 
 // Earnings is what a node was paid, in base units of the token, as decimal digits.
