@@ -441,7 +441,7 @@ func (r *run) abort() {
 }
 
 func (r *run) missingError() error {
-	e := &MissingError{Layer: r.call.Layer}
+	e := &MissingError{Layer: r.call.Layer, unpaid: r.onlyUnpaid}
 	for _, pair := range r.pending {
 		e.Experts = append(e.Experts, int(r.call.IDs[pair]))
 	}
