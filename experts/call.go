@@ -404,8 +404,8 @@ func (r *run) failed(p *part, lost []int32, now time.Time) {
 }
 
 func (r *run) note(s *session, err error) {
-	if len(r.reasons) < maxReasons {
-		r.reasons = append(r.reasons, fmt.Sprintf("peer %s: %v", s.peer, err))
+	if why := fmt.Sprintf("peer %s: %v", s.peer, err); len(r.reasons) < maxReasons && !slices.Contains(r.reasons, why) {
+		r.reasons = append(r.reasons, why)
 	}
 }
 

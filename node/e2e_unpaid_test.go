@@ -176,3 +176,19 @@ func TestLiarIsCutOffInSwarm(t *testing.T) {
 		t.Errorf("then an honest entry had %d answers: %v", got, err)
 	}
 }
+
+// TestCarriedUnpaid: a node answers nothing for an entry that does not pay, and all that is paid.
+func TestCarriedUnpaid(t *testing.T) {
+	n := newNetwork(t, NewNetwork{Replicas: 1, Token: deskSettings()})
+	whole, _ := n.here("whole", "--role", "backbone", "--model", n.whole, "--experts", "here", "--http", Off)
+	entry, _ := n.here("entry", "--peer", localAddr(must(whole.Status(n.ctx))(t)), "--role", "entry")
+	n.serves(entry)
+	if tokens, err := n.asked(n.ctx, entry, 20); err == nil || !strings.Contains(err.Error(), "unpaid: who pays is not known") {
+		t.Errorf("unpaid: %d tokens, %v", tokens, err)
+	}
+	for range 4 {
+		if _, err := n.asked(n.pass(entry, 60).In(n.ctx), entry, 40); err != nil {
+			t.Errorf("paid: %v", err)
+		}
+	}
+}

@@ -34,8 +34,8 @@ const (
 var ErrUnpaid = errors.New("who pays is not known")
 
 var (
-	errNoPass  = fmt.Errorf("%w: nothing is left of the passes that were shown here, nor of what is computed without", ErrUnpaid)
-	errDoubted = fmt.Errorf("%w: passes that this node shows are not believed for a while: most of what was computed by them was not credited", ErrUnpaid)
+	errNoPass  = fmt.Errorf("%w: nothing is left of what was shown to be paid, nor of what is computed without", ErrUnpaid)
+	errDoubted = fmt.Errorf("%w: what this node shows is not believed for a while: most of what was computed by it was not credited", ErrUnpaid)
 )
 
 // GrantsConfig configures Grants. Only Logger and Now have defaults.
