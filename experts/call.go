@@ -24,6 +24,10 @@ type Call struct {
 	Rows         []float32
 	IDs          []int32   // [tokens*Used] global expert ids
 	Out          []float32 // [len(IDs)*OutWidth] to be filled, in the order of the pairs
+
+	// Draft says that the call is for a guess, which somebody verifies by real calls: only what the
+	// backbone has here is computed, and the rows of other experts are zero.
+	Draft bool
 }
 
 func (c *Call) validate() error {
@@ -65,6 +69,9 @@ func (d *Dispatcher) Compute(ctx context.Context, call *Call) error {
 	p, err := d.program(call)
 	if err != nil {
 		return err
+	}
+	if call.Draft {
+		return d.draft(p, call)
 	}
 	p.count(d, call.IDs)
 	if !p.settled.Load() {
@@ -199,13 +206,18 @@ func (r *run) watch(ctx context.Context) {
 	}
 }
 
-func (r *run) compute(ctx context.Context, p *program, call *Call) error {
+// begin takes up a call, all of whose pairs are pending.
+func (r *run) begin(p *program, call *Call) {
 	r.call, r.program, r.seed = call, p, r.d.draws.now.Load()
 	r.busy, r.reasons, r.missing, r.localFailed = r.busy[:0], r.reasons[:0], time.Time{}, false
 	r.race.on, r.pending, r.shares = false, r.pending[:0], r.shares[:0]
 	for i := range call.IDs {
 		r.pending = append(r.pending, int32(i))
 	}
+}
+
+func (r *run) compute(ctx context.Context, p *program, call *Call) error {
+	r.begin(p, call)
 	r.watch(ctx)
 	now := time.Now()
 	for {
@@ -219,6 +231,9 @@ func (r *run) compute(ctx context.Context, p *program, call *Call) error {
 		switch {
 		case len(r.pending) == 0 && len(r.parts) == 0:
 			r.tellServed()
+			if r.only == nil {
+				r.d.allPairs.Add(uint64(len(call.IDs)))
+			}
 			return nil
 		case len(r.pending) > 0 && r.missing.IsZero():
 			r.missing = now

@@ -18,6 +18,10 @@ func (r *run) dispatch(now time.Time) {
 	if r.only != nil {
 		local = nil
 	}
+	if local != nil {
+		r.d.held.using.RLock() // what is taken here stays here until it is computed
+		defer r.d.held.using.RUnlock()
+	}
 	if local != nil && local.First {
 		r.pending = r.takeLocal(r.pending)
 	}
@@ -144,9 +148,8 @@ func (r *run) elsewhere(p *part) bool {
 
 // holdsHere says whether the backbone's own copy computes an expert of this call.
 func (r *run) holdsHere(expert int32) bool {
-	local := r.d.cfg.Local
-	return local != nil && !r.localFailed && r.program.local.ready.Load() &&
-		slices.ContainsFunc(local.Slices, func(s Slice) bool { return s.holds(r.program.layer, expert) })
+	return r.d.cfg.Local != nil && !r.localFailed && r.program.local.ready.Load() &&
+		r.d.held.set.Load().holds(r.program.layer, expert)
 }
 
 // ask sends the pairs chosen for a peer, in as many calls as its limits need.
@@ -161,7 +164,7 @@ func (r *run) ask(s *session, peer int32, now time.Time) {
 		}
 		from := c.source(pair)
 		if p != nil && (len(p.pairs) == mostPairs || from != last &&
-			(p.rows == s.offer.MaxRows || callSize(p.rows+1, len(p.pairs)+1, c.RowWidth) > MaxFrame)) {
+			(p.rows == s.offer.MaxRows || callSize(F32, p.rows+1, len(p.pairs)+1, c.RowWidth) > MaxFrame)) {
 			r.send(p, now)
 			p = nil
 		}
@@ -255,16 +258,18 @@ func (d *Dispatcher) introduce(p *program) {
 // takeLocal moves the pairs that the backbone holds itself from list to here.
 func (r *run) takeLocal(list []int32) []int32 {
 	p := r.program
-	if !slices.ContainsFunc(r.d.cfg.Local.Slices, func(s Slice) bool {
-		return s.FirstLayer <= p.layer && p.layer < s.EndLayer
-	}) {
+	held := r.d.held.set.Load()
+	if r.localFailed || !held.some(p.layer) {
 		return list
 	}
 	if !p.local.ready.Load() {
 		r.d.introduce(p)
 	}
+	if !p.local.ready.Load() {
+		return list
+	}
 	return slices.DeleteFunc(list, func(pair int32) bool {
-		if !r.holdsHere(r.call.IDs[pair]) {
+		if !held.holds(p.layer, r.call.IDs[pair]) {
 			return false
 		}
 		r.here = append(r.here, pair)
@@ -303,6 +308,8 @@ func (r *run) computeHere() {
 			r.race.filled[pair] = true
 		}
 	}
-	d.ownPairs.Add(uint64(len(r.here)))
-	r.share("", len(r.here))
+	if !c.Draft {
+		d.ownPairs.Add(uint64(len(r.here)))
+		r.share("", len(r.here))
+	}
 }

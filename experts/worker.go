@@ -99,7 +99,7 @@ func defaults[T int | time.Duration](field *T, value T) {
 func (c *WorkerConfig) offered(state workerState) offer {
 	return offer{
 		Version: wireVersion, Model: c.Model, Slices: c.Slices, MaxRows: c.MaxRows,
-		MaxPairs: c.MaxPairs, Queue: c.SessionQueue, Precisions: []Precision{F32}, State: state,
+		MaxPairs: c.MaxPairs, Queue: c.SessionQueue, Precisions: precisions, State: state,
 	}
 }
 

@@ -116,7 +116,7 @@ func TestAuthors(t *testing.T) {
 	update("old", 1, machineSample(), time.Minute)
 	update("away", 2, &Announcement{Away: true}, time.Hour)
 	update("b", 1, &Announcement{}, time.Hour)
-	x.Lost("lost")
+	x.Lost("lost", t0)
 	var got []string
 	for _, a := range x.Authors(t0.Add(2 * time.Minute)) {
 		got = append(got, a.Peer)

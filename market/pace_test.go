@@ -6,10 +6,31 @@ import (
 )
 
 func TestAnnounceEvery(t *testing.T) {
-	for peers, want := range map[int]time.Duration{0: 30 * time.Second, 1: 30 * time.Second, 100: 30 * time.Second,
-		200: time.Minute, 1000: 5 * time.Minute, 1 << 30: 10 * time.Minute} {
-		if got := AnnounceEvery(peers); got != want || Validity(peers) != 3*want {
-			t.Errorf("%d peers: %v, valid %v", peers, got, Validity(peers))
+	tests := []struct {
+		peers           int
+		announce, renew time.Duration
+	}{
+		{0, 30 * time.Second, 30 * time.Second},
+		{10, 30 * time.Second, 30 * time.Second},
+		{100, 5 * time.Minute, 30 * time.Second},
+		{200, 10 * time.Minute, 30 * time.Second},
+		{1000, 50 * time.Minute, 69 * time.Second},
+		{10_000, 200 * time.Minute, 392 * time.Second},
+		{1 << 30, 200 * time.Minute, 15 * time.Minute},
+	}
+	for _, tt := range tests {
+		if a, r, v := AnnounceEvery(tt.peers), RenewEvery(tt.peers), Validity(tt.peers); a != tt.announce || r != tt.renew || v != 3*r {
+			t.Errorf("%d peers: announced every %v, renewed every %v, valid %v, want every %v, %v, three times that", tt.peers, a, r, v, tt.announce, tt.renew)
+		}
+	}
+}
+
+// What renewals cost a node grows no faster than the logarithm of the swarm.
+func TestRenewalsGrowAsTheLogarithm(t *testing.T) {
+	perSecond := func(peers int) float64 { return float64(peers) / RenewEvery(peers).Seconds() }
+	for peers := 100; peers <= 12_800; peers *= 2 {
+		if more := perSecond(2*peers) - perSecond(peers); more > 1.05*perSecond(100) {
+			t.Errorf("from %d to %d peers %.2f renewals a second more", peers, 2*peers, more)
 		}
 	}
 }

@@ -154,7 +154,7 @@ var scenarios = []scenario{
 			x.add(16+32*(i%4), 20*mega, 0)
 		}
 		x.until("every expert served", 10*time.Minute, atLeast(1))
-		x.run(2 * AnnounceEvery(100))
+		x.run(2 * Validity(100))
 		x.report()
 		x.quiet(10 * time.Minute)
 	}},
@@ -274,7 +274,7 @@ func partition(x *summary) {
 		n.group = n.i / 10 % 2
 		for _, o := range x.nodes {
 			if o.i/10%2 != n.i/10%2 {
-				n.table.Lost(o.id)
+				n.table.Lost(o.id, x.now)
 			}
 		}
 	}
@@ -350,8 +350,8 @@ func burst(x *summary, n int) {
 		x.add(64, 20*mega, 0)
 	}
 	x.until("every expert served", 10*time.Minute, atLeast(1))
-	x.run(AnnounceEvery(n) * 2)
-	x.line("after two epochs of %v:", AnnounceEvery(n))
+	x.run(Validity(n) * 2)
+	x.line("after two epochs of %v:", Validity(n))
 	x.report()
 	if least, most := spread(x.sim); most-least > 1 {
 		x.fail("replicas %d to %d after two epochs", least, most)
@@ -379,8 +379,8 @@ func scarceLayer(x *summary) {
 		x.add(64, 20*mega, 0)
 	}
 	x.until("every expert served", 10*time.Minute, atLeast(1))
-	x.run(AnnounceEvery(300) * 2)
-	x.line("after two epochs of %v:", AnnounceEvery(300))
+	x.run(Validity(300) * 2)
+	x.line("after two epochs of %v:", Validity(300))
 	x.report()
 	least, most := spread(x.sim)
 	if most > 5 {

@@ -25,6 +25,12 @@ var hops = [...]time.Duration{60, 150, 300, 600, 1000, 1600}
 
 const lateBy = 4 * time.Second
 
+// renewHops are the delays with which a renewal arrives, the last for one in fifty who had to ask,
+// and renewLife for how long a record is renewed: as p2p does it.
+var renewHops = [...]time.Duration{5 * time.Second, 15 * time.Second, 35 * time.Second}
+
+const renewLife = 4 * time.Hour
+
 type sim struct {
 	t      *testing.T
 	net    simNet
@@ -42,6 +48,7 @@ type sim struct {
 	loads, moved, wasted int   // cells whose download began; given up when served; given up before
 	downloaded           int64 // bytes
 	gossip               int64 // bytes published
+	renewals             int   // published
 	lastDropped          int   // cells whose last replica was given up by choice
 }
 
@@ -304,6 +311,51 @@ func (n *simNode) announce(away bool) {
 	if s.net.late > 0 {
 		reach(len(hops), lateBy)
 	}
+	if !away {
+		n.renew(r, a, RenewEvery(peers))
+	}
+}
+
+// renew renews a record every step, until the next.
+func (n *simNode) renew(r Record, a *Announcement, step time.Duration) {
+	s, life := n.s, n.life
+	s.after(step, func() {
+		if !n.up || n.life != life || n.seq != r.Seq || r.Validity+step > renewLife {
+			return
+		}
+		r.Validity += step
+		s.renewals++
+		at, salt, group := s.now, s.rng.Uint64(), n.group
+		for k, delay := range renewHops {
+			s.after(delay, func() {
+				for _, o := range s.nodes {
+					if o.up && o.group == group && renewHop(mix(salt, uint64(o.i))) == k {
+						o.hearRenewal(r, a, at)
+					}
+				}
+			})
+		}
+		n.renew(r, a, step)
+	})
+}
+
+// renewHop draws on which hop a renewal arrives, above the last never: one in a thousand.
+func renewHop(h uint64) int {
+	switch x := h % 1000; {
+	case x < 1:
+		return len(renewHops)
+	case x < 20:
+		return len(renewHops) - 1
+	}
+	return int(h >> 32 % 2)
+}
+
+func (n *simNode) hearRenewal(r Record, a *Announcement, at time.Time) {
+	if x := n.table.authors[r.From]; x == nil || x.seq < r.Seq {
+		n.hear(r, a) // who lacks what is renewed is shown it
+	} else if _, err := n.table.Renew(r, at, n.s.now); err != nil {
+		n.s.t.Fatal(err)
+	}
 }
 
 // kind says by which hop an announcement reaches a node: len(hops) late, above never.
@@ -322,7 +374,7 @@ func (s *sim) kind(salt uint64, node int) int {
 func (n *simNode) kill() {
 	s := n.s
 	n.up = false
-	s.seen(n, func(o *simNode) { o.table.Lost(n.id) })
+	s.seen(n, func(o *simNode) { o.table.Lost(n.id, s.now) })
 }
 
 // seen has the contacts of a node notice something of it.

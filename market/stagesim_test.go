@@ -243,7 +243,7 @@ func (n *stageNode) kill() {
 		if o.up {
 			s.after(time.Second+time.Duration(s.rng.Int64N(int64(5*time.Second))), func() {
 				if o.up && !n.up {
-					o.table.Lost(n.id)
+					o.table.Lost(n.id, s.now)
 				}
 			})
 		}

@@ -19,8 +19,12 @@ type Record struct {
 	Body     []byte
 }
 
-// MaxAuthors bounds a table. Memory stays below about 64 KiB for each.
-const MaxAuthors = 4096
+// MaxAuthors bounds a table, and MaxBodies the bytes of all bodies in it; decoded they take
+// about four times as much.
+const (
+	MaxAuthors = 16384
+	MaxBodies  = 64 << 20
+)
 
 // maxTallies bounds the models that are counted at once; others are counted again when asked for.
 const maxTallies = 64
@@ -38,6 +42,7 @@ type Table struct {
 	version uint64                 // grows with every change of what is counted
 	peers   int                    // authors that are present and not away
 	arrived uint64                 // records of authors that were not there before
+	bodies  int                    // bytes
 }
 
 // author is what is known of one node. It stays until no record of it that was ever seen could
@@ -50,7 +55,9 @@ type author struct {
 	expires  time.Time
 	forget   time.Time
 	arrival  uint64 // order in which authors came
+	body     int    // bytes of the record's
 	lost     bool
+	lostAt   time.Time
 	news     *Announcement
 	present  bool      // what it says counts
 	counted  time.Time // instant as of which it counts
@@ -131,15 +138,11 @@ func (t *Table) update(r Record, a *Announcement, now time.Time) (newer bool, er
 		return false, refuse(Expired, "a record of %s valid until %v", r.From, expires)
 	}
 	x := t.authors[r.From]
-	if x == nil {
-		if t.sweepLocked(now); len(t.authors) >= MaxAuthors {
-			return false, refuse(Full, "%d authors", len(t.authors))
-		}
-		t.arrived++
-		x = &author{id: r.From, hash: hash(r.From), arrival: t.arrived}
-		t.authors[r.From] = x
-	} else if r.Seq <= x.seq {
+	if x != nil && r.Seq <= x.seq {
 		return false, nil
+	}
+	if x, err = t.roomLocked(x, r, now); err != nil {
+		return false, err
 	}
 	if expires.After(x.forget) {
 		x.forget = expires
@@ -199,35 +202,6 @@ func (x *author) noteProgress(now time.Time) {
 	x.progress = serving
 }
 
-// Lost tells that the node saw by itself that a peer is gone: nothing of it counts until it
-// publishes a newer record or is met.
-func (t *Table) Lost(id string) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if x := t.authors[id]; x != nil {
-		x.lost = true
-		t.uncountLocked(x)
-	}
-}
-
-// Met tells that the node is in direct contact with a peer.
-func (t *Table) Met(id string, now time.Time) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if x := t.authors[id]; x != nil && x.lost {
-		x.lost = false
-		t.countLocked(x, now)
-	}
-}
-
-// Peers counts the authors with a valid record that are neither lost nor away.
-func (t *Table) Peers(now time.Time) int {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.sweepLocked(now)
-	return t.peers
-}
-
 // Version returns a number that grows whenever what is counted changes.
 func (t *Table) Version(now time.Time) uint64 {
 	t.mu.Lock()
@@ -245,6 +219,7 @@ func (t *Table) sweepLocked(now time.Time) {
 	for id, x := range t.authors {
 		if !now.Before(x.forget) {
 			t.uncountLocked(x)
+			t.bodies -= x.body
 			delete(t.authors, id)
 			continue
 		}

@@ -89,7 +89,7 @@ func TestDeadPeerStaysDead(t *testing.T) {
 	x := newTable(t, Policy{}, modelA, odd)
 	held := news(serving(slice(1, 2, 0, 8))...)
 	tell(t, x, "a", 1, t0, held)
-	x.Lost("a")
+	x.Lost("a", t0)
 	wantReplicas(t, x, t0, 1, "00000000", "00000000")
 	if tell(t, x, "a", 1, t0, held) {
 		t.Error("the last record of a lost peer counts as new")
@@ -97,16 +97,16 @@ func TestDeadPeerStaysDead(t *testing.T) {
 	wantReplicas(t, x, t0, 1, "00000000", "00000000")
 	x.Met("a", t0)
 	wantReplicas(t, x, t0, 1, "11111111", "00000000")
-	x.Lost("a")
+	x.Lost("a", t0)
 	tell(t, x, "a", 2, t0.Add(time.Second), held)
 	wantReplicas(t, x, t0.Add(time.Second), 1, "11111111", "00000000")
 	x.Met("a", t0.Add(time.Second))
-	x.Lost("nobody")
+	x.Lost("nobody", t0)
 	x.Met("nobody", t0)
 	wantReplicas(t, x, t0.Add(time.Second), 1, "11111111", "00000000")
 	// Met after the record expired revives nothing.
 	late := t0.Add(10 * time.Minute)
-	x.Lost("a")
+	x.Lost("a", t0)
 	x.Met("a", late)
 	wantReplicas(t, x, late, 1, "00000000", "00000000")
 }
@@ -147,7 +147,7 @@ func TestQuickRestarts(t *testing.T) {
 		tell(t, x, "a", uint64(10*i+1), at, news(Holding{slice(1, 2, 0, 8), Loading, time.Minute}))
 		wantReplicas(t, x, at, 1, "00000000", "11111111")
 		if i%2 == 0 {
-			x.Lost("a")
+			x.Lost("a", t0)
 		}
 		tell(t, x, "a", uint64(10*i+2), at, news(serving(slice(1, 2, 0, 8))...))
 		wantReplicas(t, x, at, 1, "11111111", "00000000")
@@ -238,7 +238,7 @@ func TestDemandRaisesTargets(t *testing.T) {
 	if s := target(1); s != "22222224" {
 		t.Errorf("targets of both %s", s)
 	}
-	x.Lost("liar")
+	x.Lost("liar", t0)
 	if s := target(1); s != "23422222" {
 		t.Errorf("targets after the liar is gone: %s", s)
 	}

@@ -244,7 +244,7 @@ func TestWindowsOfTable(t *testing.T) {
 	if x.Version(t0.Add(30*time.Second)) == v {
 		t.Error("the version is the same after a claim ran out")
 	}
-	x.Lost("a")
+	x.Lost("a", t0)
 	want("a lost", "b serving 0:4; ", t0.Add(31*time.Second))
 	if _, ok := x.RTT("a", "c", t0.Add(31*time.Second)); ok {
 		t.Error("a round trip told by who is lost")

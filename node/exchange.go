@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"maps"
 	"slices"
@@ -32,8 +31,6 @@ const (
 	seekPeers = 8
 	// maxServed bounds the lost peers of which it is kept what they served.
 	maxServed = 4096
-	// keyLayers is how many layers share a provider record.
-	keyLayers = 8
 )
 
 // exchange is this node in its network: what it hears and says of who holds what,
@@ -100,7 +97,7 @@ func newExchange(host *p2p.Host, w *weights, policy market.Policy, log *slog.Log
 	}
 	w.holders = s.holders
 	s.topic, err = host.JoinTopic(p2p.TopicConfig{
-		Name: market.Topic, MaxBody: market.MaxBody, Check: s.check, Handle: s.hear,
+		Name: market.Topic, MaxBody: market.MaxBody, Check: s.check, Handle: s.hear, Renew: s.renew,
 	})
 	if err != nil {
 		return nil, err
@@ -110,7 +107,7 @@ func newExchange(host *p2p.Host, w *weights, policy market.Policy, log *slog.Log
 }
 
 func recordOf(e p2p.Envelope) market.Record {
-	return market.Record{From: e.From.String(), Seq: e.Seq, Issued: e.Issued, Validity: e.Validity, Body: e.Body}
+	return market.Record{From: e.From.String(), Seq: e.Seq, Issued: e.Issued, Validity: e.Validity + e.Renewed, Body: e.Body}
 }
 
 // check judges an announcement before it is passed on.
@@ -128,6 +125,15 @@ func (s *exchange) hear(e p2p.Envelope) {
 	if newer, err := s.table.Update(recordOf(e), time.Now()); err != nil {
 		s.log.Info("announcement refused", "peer", e.From.String(), "error", err)
 	} else if newer {
+		s.changed()
+	}
+}
+
+// renew takes in that an announcement still holds.
+func (s *exchange) renew(e p2p.Envelope) {
+	if changed, err := s.table.Renew(recordOf(e), e.Issued.Add(e.Renewed), time.Now()); err != nil {
+		s.log.Info("announcement refused", "peer", e.From.String(), "error", err)
+	} else if changed {
 		s.changed()
 	}
 }
@@ -166,7 +172,7 @@ func (s *exchange) PeerLost(p *p2p.Peer) {
 		s.served[p.ID] = p.Models
 	}
 	delete(s.relayed, p.ID)
-	s.table.Lost(p.ID.String())
+	s.table.Lost(p.ID.String(), time.Now())
 	s.changed()
 }
 
@@ -254,7 +260,7 @@ func (s *exchange) step(ctx context.Context, now time.Time) (next time.Time) {
 	if due.After(now) {
 		return earlier(next, due)
 	}
-	if err := s.topic.Publish(body, market.Validity(peers)); err != nil {
+	if err := s.topic.Keep(body, market.Validity(peers), market.RenewEvery(peers)); err != nil {
 		s.log.Warn("announcement not sent", "error", err)
 		return earlier(next, now.Add(time.Second))
 	}
@@ -426,44 +432,6 @@ func (s *exchange) seek(ctx context.Context, id gguf.ModelID) {
 			s.log.Info("peer that has the model is not reached", "peer", p.ID.String(), "error", err)
 		}
 	}
-}
-
-// modelKey is the key under which a node that has something of a model is found,
-// layersKey that of one with experts of some layers.
-func modelKey(id gguf.ModelID) string { return "model/" + id.String() }
-
-func layersKey(id gguf.ModelID, layer int) string {
-	return fmt.Sprintf("%s/%d", modelKey(id), layer/keyLayers*keyLayers)
-}
-
-// provide has this node found by what it announces.
-func (s *exchange) provide(ctx context.Context, a *market.Announcement) {
-	var keys []string
-	for _, m := range a.Models {
-		if m.Full || len(m.Holdings) > 0 {
-			keys = append(keys, modelKey(m.ID))
-		}
-		for _, h := range m.Holdings {
-			for layer := h.Slice.Layers.Begin; layer < h.Slice.Layers.End && h.State == market.Serving; layer++ {
-				if key := layersKey(m.ID, layer); !slices.Contains(keys, key) {
-					keys = append(keys, key)
-				}
-			}
-		}
-	}
-	for _, key := range keys {
-		if !slices.Contains(s.provided, key) {
-			if err := s.host.Provide(ctx, key); err != nil {
-				s.log.Warn("others do not find this node by what it holds", "key", key, "error", err)
-			}
-		}
-	}
-	for _, key := range s.provided {
-		if !slices.Contains(keys, key) {
-			s.host.Unprovide(key)
-		}
-	}
-	s.provided = keys
 }
 
 func (s *exchange) takeLearned(l learned) {

@@ -47,15 +47,19 @@ type simNode struct {
 }
 
 func (n *simNode) PeerReady(p *p2p.Peer) { n.table.Met(string(p.ID), time.Now()) }
-func (n *simNode) PeerLost(p *p2p.Peer)  { n.table.Lost(string(p.ID)) }
+func (n *simNode) PeerLost(p *p2p.Peer)  { n.table.Lost(string(p.ID), time.Now()) }
 
 func (n *simNode) hear(e p2p.Envelope) {
 	// What is refused was judged by Check before.
 	_, _ = n.table.Update(record(e), time.Now())
 }
 
+func (n *simNode) renew(e p2p.Envelope) {
+	_, _ = n.table.Renew(record(e), e.Issued.Add(e.Renewed), time.Now())
+}
+
 func record(e p2p.Envelope) market.Record {
-	return market.Record{From: string(e.From), Seq: e.Seq, Issued: e.Issued, Validity: e.Validity, Body: e.Body}
+	return market.Record{From: string(e.From), Seq: e.Seq, Issued: e.Issued, Validity: e.Validity + e.Renewed, Body: e.Body}
 }
 
 // startSim starts a node that is kept connected to a few others.
@@ -80,7 +84,7 @@ func startSim(t *testing.T, net *sim.Network, experts int, peers []string) *simN
 		t.Fatal(err)
 	}
 	n.host.Watch(n)
-	n.topic, err = n.host.JoinTopic(p2p.TopicConfig{Name: market.Topic, MaxBody: market.MaxBody, Handle: n.hear,
+	n.topic, err = n.host.JoinTopic(p2p.TopicConfig{Name: market.Topic, MaxBody: market.MaxBody, Handle: n.hear, Renew: n.renew,
 		Check: func(e p2p.Envelope) error { return n.table.Check(record(e)) }})
 	if err == nil {
 		err = n.host.Start()
@@ -139,7 +143,7 @@ func (n *simNode) step(t *testing.T) (next time.Time) {
 	m.ID, m.Shape, m.Holdings = simModel, simShape, n.vol.Holdings()[simModel]
 	body, err := (&market.Announcement{Models: []market.ModelNews{m}}).Encode()
 	if err == nil {
-		err = n.topic.Publish(body, market.Validity(peers))
+		err = n.topic.Keep(body, market.Validity(peers), market.RenewEvery(peers))
 	}
 	if err != nil {
 		t.Errorf("announce: %v", err)

@@ -20,9 +20,10 @@ import (
 //	record:  1 topic, text                  2 author's peer id, bytes
 //	         3 sequence number, uint        4 issued, uint, ms since 1970
 //	         5 validity, uint, ms           6 body, bytes
+//	         7 anchor, 16 bytes             8 step, uint, ms
 //
-// All keys are there, and no others: an envelope has exactly one encoding. Another key
-// takes another version. Refused are also duplicate keys, indefinite lengths, tags,
+// Keys 1 to 6 are there, and 7 and 8 both or neither: an envelope that its author renews has
+// them, see renewal.go. There are no others: an envelope has exactly one encoding. Refused are also duplicate keys, indefinite lengths, tags,
 // floats, trailing bytes, lengths that are not the shortest, and what the checks of
 // OpenEnvelope name.
 //
@@ -32,10 +33,12 @@ import (
 //
 // which no other signature of this program can be taken for, nor one of another network.
 // The author's key is in its peer id, so an envelope can be judged by itself.
+//
+// Version history: 1; keys 7 and 8 were added later, and a reader without them refuses the record.
 const (
 	// MaxBody bounds the body of an envelope in bytes.
 	MaxBody = 16 << 10
-	// MaxValidity bounds the time for which an envelope counts.
+	// MaxValidity bounds the time for which an envelope counts that is not renewed.
 	MaxValidity = time.Hour
 	// maxFuture is by how much the author's clock may be ahead of the reader's.
 	maxFuture = time.Minute
@@ -56,8 +59,9 @@ var (
 
 var topicPattern = regexp.MustCompile(`^[a-z0-9-]{1,32}$`)
 
-// Envelope is one statement of a peer on a topic. It counts from Issued for Validity, or
-// until one with a greater Seq of the same author on the same topic.
+// Envelope is one statement of a peer on a topic. It counts from Issued for Validity, and for
+// as long as it was renewed beyond that, or until one with a greater Seq of the same author on
+// the same topic.
 type Envelope struct {
 	Topic    string  // a-z 0-9 -, 1 to 32 bytes
 	From     peer.ID // author
@@ -65,10 +69,14 @@ type Envelope struct {
 	Issued   time.Time
 	Validity time.Duration // over 0, at most MaxValidity
 	Body     []byte        // at most MaxBody
+
+	Anchor  []byte        // of its renewals, 16 bytes; nil: it is not renewed
+	Step    time.Duration // by which each renewal extends it; 0 without an Anchor
+	Renewed time.Duration // by which it has been extended; no part of what is signed
 }
 
 // Expires is when the envelope no longer counts.
-func (e *Envelope) Expires() time.Time { return e.Issued.Add(e.Validity) }
+func (e *Envelope) Expires() time.Time { return e.Issued.Add(e.Validity + e.Renewed) }
 
 // envelopeRecord is the signed part on the wire.
 type envelopeRecord struct {
@@ -78,6 +86,8 @@ type envelopeRecord struct {
 	Issued   uint64 `cbor:"4,keyasint"`
 	Validity uint64 `cbor:"5,keyasint"`
 	Body     []byte `cbor:"6,keyasint"`
+	Anchor   []byte `cbor:"7,keyasint,omitempty"`
+	Step     uint64 `cbor:"8,keyasint,omitempty"`
 }
 
 // Seal encodes and signs e for a network. Times are cut to milliseconds. It fails when
@@ -96,6 +106,7 @@ func (i Identity) Seal(network string, e Envelope) ([]byte, error) {
 	record, err := encMode.Marshal(envelopeRecord{
 		Topic: e.Topic, From: []byte(e.From), Seq: e.Seq,
 		Issued: uint64(e.Issued.UnixMilli()), Validity: uint64(e.Validity.Milliseconds()), Body: body,
+		Anchor: e.Anchor, Step: uint64(e.Step.Milliseconds()),
 	})
 	if err != nil {
 		return nil, err
@@ -118,6 +129,12 @@ func (e *Envelope) check() error {
 		return fmt.Errorf("%w: validity of %v: want at most %v", ErrOversized, e.Validity, MaxValidity)
 	case len(e.Body) > MaxBody:
 		return fmt.Errorf("%w: body of %d bytes, at most %d", ErrOversized, len(e.Body), MaxBody)
+	case len(e.Anchor) == 0 && e.Step == 0:
+		return nil
+	case len(e.Anchor) != renewalBytes:
+		return fmt.Errorf("%w: anchor of %d bytes, step of %v", ErrEnvelope, len(e.Anchor), e.Step)
+	case e.Step < minStep || e.Step > MaxValidity:
+		return fmt.Errorf("%w: step of %v: want %v to %v", ErrEnvelope, e.Step, minStep, MaxValidity)
 	}
 	return nil
 }
@@ -155,8 +172,8 @@ func parseEnvelope(raw []byte) (Envelope, error) {
 		return Envelope{}, fmt.Errorf("%w: not deterministic CBOR of all keys and no others", ErrEnvelope)
 	}
 	const maxMilli = uint64(1) << 50 // far from overflows; the year 37648
-	if r.Issued > maxMilli || r.Validity > uint64(MaxValidity.Milliseconds()) {
-		return Envelope{}, fmt.Errorf("%w: issued %d ms, validity %d ms, at most %d", ErrOversized, r.Issued, r.Validity, MaxValidity.Milliseconds())
+	if most := uint64(MaxValidity.Milliseconds()); r.Issued > maxMilli || r.Validity > most || r.Step > most {
+		return Envelope{}, fmt.Errorf("%w: issued %d ms, validity %d ms, step %d ms, at most %d", ErrOversized, r.Issued, r.Validity, r.Step, most)
 	}
 	from, err := peer.IDFromBytes(r.From)
 	if err != nil {
@@ -168,6 +185,7 @@ func parseEnvelope(raw []byte) (Envelope, error) {
 	e := Envelope{
 		Topic: r.Topic, From: from, Seq: r.Seq, Body: r.Body,
 		Issued: time.UnixMilli(int64(r.Issued)), Validity: time.Duration(r.Validity) * time.Millisecond,
+		Anchor: r.Anchor, Step: time.Duration(r.Step) * time.Millisecond,
 	}
 	return e, e.check()
 }

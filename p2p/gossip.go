@@ -53,7 +53,7 @@ const (
 	publishBurst  = 20
 	tolerantPause = 1500 * time.Millisecond
 	tolerantBurst = 30
-	maxAuthors    = 16384    // of a topic
+	maxAuthors    = 32768    // of a topic, those that are gone for MaxLife too
 	maxTopicBytes = 64 << 20 // of all envelopes of a topic
 	// One peer can not fill the table with authors that it made up: it may bring in this
 	// part of it.
@@ -74,6 +74,9 @@ type TopicConfig struct {
 	// Handle takes an envelope that is newer than all before of its author. Calls come one
 	// at a time; Handle should return soon. Own envelopes do not come. May be nil.
 	Handle func(Envelope)
+	// Renew takes an envelope that Handle was given, whose author has renewed it. Calls come
+	// one at a time with those of Handle. May be nil.
+	Renew func(Envelope)
 }
 
 func (c *TopicConfig) validate() error {
@@ -91,6 +94,7 @@ type GossipStats struct {
 	Published uint64            // own
 	Accepted  uint64            // of others, also by pulling
 	Pulled    uint64            // of those, by pulling
+	Renewed   uint64            // renewals of envelopes of others
 	Refused   map[string]uint64 // by reason
 	Authors   map[string]int    // with an envelope that counts, by topic
 }
@@ -104,6 +108,7 @@ type gossip struct {
 	rpcs        *paces // messages of gossipsub, by sender
 	useless     *paces // envelopes that were no news, by sender
 	pulls       *paces // snapshots, by who asks
+	tells       *paces // lists of renewals, by who sends them
 	pullTimeout time.Duration
 	pulling     chan struct{}     // a token for each own pull under way
 	pulled      atomic.Uint64     // own pulls that were answered
@@ -123,6 +128,7 @@ func newGossip(h *Host) *gossip {
 		rpcs:    newPaces(500, 5000),
 		useless: newPaces(50, 1000),
 		pulls:   newPaces(rate.Every(5*time.Second), 2*maxTopics),
+		tells:   newPaces(rate.Every(2*time.Second), 2*maxTopics),
 		stays:   make(map[peer.ID]*stay),
 		topics:  make(map[string]*Topic), streams: make(map[peer.ID]*gossipStream),
 		subs:  make(map[peer.ID]map[string]struct{}),
@@ -132,8 +138,9 @@ func newGossip(h *Host) *gossip {
 	return g
 }
 
-// meshProtocol is gossipsub 1.2 among the nodes of one network.
-func (g *gossip) meshProtocol() protocol.ID { return g.h.protocolID("mesh/1") }
+// meshProtocol is gossipsub 1.2 among the nodes of one network. Version 2 has envelopes that
+// are renewed.
+func (g *gossip) meshProtocol() protocol.ID { return g.h.protocolID("mesh/2") }
 
 // start runs gossipsub until ctx ends.
 func (g *gossip) start(ctx context.Context) error {
@@ -275,7 +282,10 @@ type Topic struct {
 	pace    *rate.Limiter // of own envelopes
 	seq     uint64        // of the latest own one, ever
 	authors map[peer.ID]*author
-	bytes   int // of all envelopes
+	byHash  map[uint64]peer.ID  // of authors, by authorHash
+	renews  renewals            // of the latest own envelope, when it is renewed
+	fresh   map[peer.ID]peer.ID // authors of renewals not yet passed on, and who sent them
+	bytes   int                 // of all envelopes
 	via     map[peer.ID]*share
 	swept   time.Time
 }
@@ -284,8 +294,11 @@ type Topic struct {
 type author struct {
 	seq    uint64    // of the newest envelope, whatever became of it
 	issued time.Time // of that envelope
-	env    *Envelope // nil when it no longer counts, or never did
+	env    *Envelope // nil when it no longer counts, or never did; replaced, not changed
 	raw    []byte    // env as it was sealed
+	last   renewal   // of env, the latest
+	asked  time.Time // when others were asked for a later one
+	wrong  bool      // Check refused the newest envelope
 	pace   *rate.Limiter
 	via    peer.ID // who brought the author in; "" when that is the author itself
 }
@@ -297,6 +310,7 @@ func newTopic(g *gossip, cfg TopicConfig) *Topic {
 	return &Topic{
 		g: g, cfg: cfg, pace: rate.NewLimiter(rate.Every(publishPause), publishBurst),
 		authors: make(map[peer.ID]*author), via: make(map[peer.ID]*share),
+		byHash: make(map[uint64]peer.ID), fresh: make(map[peer.ID]peer.ID),
 	}
 }
 
@@ -330,10 +344,27 @@ func (t *Topic) validate(_ context.Context, src peer.ID, m *pubsub.Message) pubs
 // Publish seals body and sends it to all who joined the topic; it counts for validity, or
 // until the next. That nobody is connected is no error: peers that come later pull it.
 func (t *Topic) Publish(body []byte, validity time.Duration) error {
+	return t.publish(body, Envelope{Validity: validity}, renewals{})
+}
+
+// Keep is Publish of what this node means until it says something else: it renews the envelope
+// every step by as much, which costs little, until the next or the host is closed, at most so
+// that it counts for MaxLife.
+func (t *Topic) Keep(body []byte, validity, step time.Duration) error {
+	r, err := newRenewals(validity, step)
+	if err != nil {
+		return fmt.Errorf("publish to %s: %w", t.cfg.Name, err)
+	}
+	anchor := r.at(0)
+	return t.publish(body, Envelope{Validity: validity, Step: step, Anchor: anchor.value[:]}, r)
+}
+
+func (t *Topic) publish(body []byte, e Envelope, r renewals) error {
 	if len(body) > t.cfg.MaxBody {
 		return fmt.Errorf("publish to %s: %w: body of %d bytes, at most %d", t.cfg.Name, ErrOversized, len(body), t.cfg.MaxBody)
 	}
-	raw, mesh, err := t.seal(body, validity)
+	e.Body = slices.Clone(body)
+	raw, mesh, err := t.seal(e, r)
 	if err != nil {
 		return fmt.Errorf("publish to %s: %w", t.cfg.Name, err)
 	}
@@ -346,8 +377,8 @@ func (t *Topic) Publish(body []byte, validity time.Duration) error {
 	return nil
 }
 
-// seal makes the own latest envelope.
-func (t *Topic) seal(body []byte, validity time.Duration) ([]byte, *pubsub.Topic, error) {
+// seal makes the own latest envelope out of what is set of e.
+func (t *Topic) seal(e Envelope, r renewals) ([]byte, *pubsub.Topic, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	now := time.Now()
@@ -358,15 +389,12 @@ func (t *Topic) seal(body []byte, validity time.Duration) ([]byte, *pubsub.Topic
 		return nil, nil, ErrTooOften
 	}
 	id := t.g.h.cfg.Identity
-	e := Envelope{
-		Topic: t.cfg.Name, From: id.ID(), Seq: max(uint64(now.UnixMicro()), t.seq+1),
-		Issued: now, Validity: validity, Body: slices.Clone(body),
-	}
+	e.Topic, e.From, e.Seq, e.Issued = t.cfg.Name, id.ID(), max(uint64(now.UnixMicro()), t.seq+1), now
 	raw, err := id.Seal(t.g.h.cfg.Network, e)
 	if err != nil {
 		return nil, nil, err
 	}
-	t.seq = e.Seq
+	t.seq, t.renews = e.Seq, r
 	a := t.authors[e.From]
 	if a == nil {
 		a = &author{}

@@ -244,11 +244,11 @@ func TestSequenceIsKept(t *testing.T) {
 	}
 	now := time.Now()
 	topic.take(h.ID(), sealFor(t, id, "x", nil), true)
-	topic.sweep(now.Add(MaxValidity + maxFuture))
+	topic.sweep(now.Add(MaxLife + maxFuture))
 	if topic.seqOf(id.ID()) == 0 {
 		t.Error("forgotten too early")
 	}
-	topic.sweep(now.Add(MaxValidity + 3*maxFuture))
+	topic.sweep(now.Add(MaxLife + 3*maxFuture))
 	if topic.seqOf(id.ID()) != 0 || topic.bytes != 0 || len(topic.via) != 0 {
 		t.Errorf("not forgotten: %d authors, %d bytes, %d shares", len(topic.authors), topic.bytes, len(topic.via))
 	}
@@ -310,7 +310,7 @@ func TestTableOfAuthorsIsBounded(t *testing.T) {
 			var id [8]byte
 			binary.LittleEndian.PutUint64(id[:], rand.Uint64())
 			e := &Envelope{Topic: testTopic, From: peer.ID(id[:]), Seq: 1, Issued: now, Validity: time.Minute}
-			if x.ta.keep(via, e, make([]byte, 200), true, now) {
+			if x.ta.keep(via, e, make([]byte, 200), renewal{}, true, now) {
 				kept++
 			}
 		}
@@ -331,10 +331,10 @@ func TestTableOfAuthorsIsBounded(t *testing.T) {
 	}
 	// Large bodies are bounded too.
 	big := &Envelope{Topic: testTopic, From: x.mallory.ID(), Seq: 1 << 40, Issued: now, Validity: time.Minute}
-	if x.ta.keep("glutton", &Envelope{From: "g", Issued: now, Validity: time.Minute}, make([]byte, maxTopicBytes/viaShare+1), true, now) {
+	if x.ta.keep("glutton", &Envelope{From: "g", Issued: now, Validity: time.Minute}, make([]byte, maxTopicBytes/viaShare+1), renewal{}, true, now) {
 		t.Error("one peer brought in more bytes than its share")
 	}
-	if x.ta.keep(x.mallory.ID(), big, make([]byte, maxTopicBytes+1), true, now) {
+	if x.ta.keep(x.mallory.ID(), big, make([]byte, maxTopicBytes+1), renewal{}, true, now) {
 		t.Error("more bytes than all may have")
 	}
 }

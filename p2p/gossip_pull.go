@@ -13,19 +13,22 @@ import (
 	"github.com/libp2p/go-libp2p/core/peer"
 )
 
-// Protocol gossip/1: one side pulls what the other knows of a topic, on a stream of its
+// Protocol gossip/2: one side pulls what the other knows of a topic, on a stream of its
 // own, when a peer becomes ready and from a random one every few minutes.
 //
 //	asker:    one frame of type pullWant: the length of the topic, 1 byte; the topic; then
 //	          what it has of each author, 16 bytes each: the first 8 bytes of the SHA-256
 //	          of the peer id, and the sequence number, little-endian
-//	answerer: frames of type pullEnvelope, each an envelope that is newer; at most
-//	          maxPull of them and maxPullBytes; then one of type pullEnd, empty
+//	answerer: frames of type pullEnvelope, each the latest renewal (see renewal.go, all 0 for
+//	          none) of an envelope that is newer, and that envelope; at most maxPull of them
+//	          and maxPullBytes; then one of type pullEnd, empty
 //
 // Flags and ids are 0. Each envelope is judged as if it had been gossiped by the answerer.
 // What did not fit comes with a later pull, since the choice is random.
+//
+// Version history: 1; 2 has the renewals.
 const (
-	pullProtocol = "gossip/1"
+	pullProtocol = "gossip/2"
 
 	pullWant     = 1
 	pullEnvelope = 2
@@ -36,15 +39,18 @@ const (
 	maxPull      = 4096
 	maxPullBytes = 8 << 20
 
+	maxPullEnvelope = renewalSize + maxEnvelope
+
 	pullTimeout = 20 * time.Second // for all of one pull, of either side
 	pullsAtOnce = 4                // own
 	settlePulls = 3 * time.Second  // from the first of a peer to the second
 	firstPulls  = 15 * time.Second // pause until one was answered
-	laterPulls  = 5 * time.Minute
+	laterPulls  = 5 * time.Minute  // for each started pullCrowd authors
+	pullCrowd   = 1000
 )
 
-// errMalformedPull says that the other side does not speak gossip/1.
-var errMalformedPull = errors.New("not gossip/1")
+// errMalformedPull says that the other side does not speak gossip/2.
+var errMalformedPull = errors.New("not gossip/2")
 
 // run pulls, keeps gossipsub's view of the ready peers right, and forgets, until ctx ends.
 func (g *gossip) run(ctx context.Context) {
@@ -52,6 +58,8 @@ func (g *gossip) run(ctx context.Context) {
 	defer sweep.Stop()
 	pull := time.NewTimer(jitter(firstPulls, rand.Float64()))
 	defer pull.Stop()
+	renew := time.NewTicker(renewTick)
+	defer renew.Stop()
 	for {
 		select {
 		case now := <-sweep.C:
@@ -65,15 +73,30 @@ func (g *gossip) run(ctx context.Context) {
 			if all := g.h.peers.list(); len(all) > 0 {
 				g.pullSoon(all[rand.IntN(len(all))].ID)
 			}
-			pause := laterPulls
+			pause := g.pullPause()
 			if g.pulled.Load() == 0 {
 				pause = firstPulls
 			}
 			pull.Reset(jitter(pause, rand.Float64()))
+		case now := <-renew.C:
+			for _, t := range g.joined() {
+				g.passOn(t, now)
+			}
 		case <-ctx.Done():
 			return
 		}
 	}
+}
+
+// pullPause grows with what a pull costs: it names all authors.
+func (g *gossip) pullPause() time.Duration {
+	most := 0
+	for _, t := range g.joined() {
+		t.mu.Lock()
+		most = max(most, len(t.authors))
+		t.mu.Unlock()
+	}
+	return laterPulls * time.Duration(1+most/pullCrowd)
 }
 
 // pullSoon pulls all topics from a peer in the background, unless enough pulls are under
@@ -138,15 +161,20 @@ func (g *gossip) pull(t *Topic, id peer.ID) error {
 	if err := NewFrameWriter(c, maxPullWant).Write(Frame{Type: pullWant, Payload: t.have()}); err != nil {
 		return err
 	}
-	err = t.readPull(NewFrameReader(c, maxEnvelope), id)
+	err = t.readPull(NewFrameReader(c, maxPullEnvelope), id)
+	g.blameFor(id, err, "pull of gossip")
+	return err
+}
+
+// blameFor blames a peer for how it did its part of what.
+func (g *gossip) blameFor(id peer.ID, err error, what string) {
 	switch {
 	case errors.Is(err, errMalformedPull), errors.Is(err, ErrFrame), errors.Is(err, ErrFrameTooLarge):
 		g.count("malformed")
-		g.h.Blame(id, Malformed, "pull of gossip: "+err.Error())
+		g.h.Blame(id, Malformed, what+": "+err.Error())
 	case errors.Is(err, os.ErrDeadlineExceeded):
-		g.h.Blame(id, Unresponsive, "pull of gossip")
+		g.h.Blame(id, Unresponsive, what)
 	}
-	return err
 }
 
 // readPull takes the answer to a pull.
@@ -161,10 +189,10 @@ func (t *Topic) readPull(r *FrameReader, from peer.ID) error {
 		switch {
 		case f.Type == pullEnd && len(f.Payload) == 0:
 			return nil
-		case f.Type != pullEnvelope || left < 0:
+		case f.Type != pullEnvelope || left < 0 || len(f.Payload) < renewalSize:
 			return fmt.Errorf("%w: frame of type %d, %d bytes over the limit", errMalformedPull, f.Type, max(-left, 0))
 		}
-		t.take(from, f.Payload, true)
+		t.takeRenewed(from, f.Payload[renewalSize:], parseRenewal(f.Payload), true)
 		if t.g.h.peers.get(from) == nil {
 			return ErrNotAdmitted // cut off for what it sent, or gone
 		}
@@ -178,8 +206,12 @@ func (t *Topic) have() []byte {
 	defer t.mu.Unlock()
 	b := append([]byte{byte(len(t.cfg.Name))}, t.cfg.Name...)
 	for id, a := range t.authors {
+		seq := a.seq
+		if a.env == nil && !a.wrong {
+			seq-- // its author may have renewed it
+		}
 		b = binary.LittleEndian.AppendUint64(b, authorHash(id))
-		b = binary.LittleEndian.AppendUint64(b, a.seq)
+		b = binary.LittleEndian.AppendUint64(b, seq)
 	}
 	return b
 }
@@ -189,13 +221,20 @@ func authorHash(id peer.ID) uint64 {
 	return binary.LittleEndian.Uint64(sum[:])
 }
 
-// parseWant reads the payload of a pullWant frame.
-func parseWant(b []byte) (topic string, have map[uint64]uint64, err error) {
+// parseTopic reads the topic that a payload begins with, and returns what follows.
+func parseTopic(b []byte) (topic string, rest []byte, err error) {
 	if len(b) < 1 || len(b) < 1+int(b[0]) || !topicPattern.Match(b[1:1+int(b[0])]) {
 		return "", nil, fmt.Errorf("%w: topic", errMalformedPull)
 	}
 	n := 1 + int(b[0])
-	topic, b = string(b[1:n]), b[n:]
+	return string(b[1:n]), b[n:], nil
+}
+
+// parseWant reads the payload of a pullWant frame.
+func parseWant(b []byte) (topic string, have map[uint64]uint64, err error) {
+	if topic, b, err = parseTopic(b); err != nil {
+		return "", nil, err
+	}
 	if len(b)%pullHave != 0 || len(b)/pullHave > maxAuthors {
 		return "", nil, fmt.Errorf("%w: list of %d bytes", errMalformedPull, len(b))
 	}
@@ -206,7 +245,7 @@ func parseWant(b []byte) (topic string, have map[uint64]uint64, err error) {
 	return topic, have, nil
 }
 
-// answerPull is the handler of gossip/1.
+// answerPull is the handler of gossip/2.
 func (g *gossip) answerPull(p *Peer, c Conn) {
 	if !g.pulls.allow(p.ID, time.Now()) {
 		g.count("too often")
@@ -238,18 +277,26 @@ func (g *gossip) sendPull(c Conn) error {
 	if err != nil {
 		return err
 	}
-	w := NewFrameWriter(c, maxEnvelope)
+	var list [][]byte
 	if t := g.topic(name); t != nil {
-		for _, raw := range t.newerThan(have) {
-			if err := w.Write(Frame{Type: pullEnvelope, Payload: raw}); err != nil {
-				return err
-			}
+		list = t.newerThan(have)
+	}
+	return sendEnvelopes(c, list)
+}
+
+// sendEnvelopes writes what newerThan or wanted returned.
+func sendEnvelopes(c Conn, list [][]byte) error {
+	w := NewFrameWriter(c, maxPullEnvelope)
+	for _, b := range list {
+		if err := w.Write(Frame{Type: pullEnvelope, Payload: b}); err != nil {
+			return err
 		}
 	}
 	return w.Write(Frame{Type: pullEnd})
 }
 
-// newerThan picks the sealed envelopes that somebody who has these sequence numbers lacks.
+// newerThan picks the sealed envelopes that somebody who has these sequence numbers lacks, each
+// after its renewal.
 func (t *Topic) newerThan(have map[uint64]uint64) [][]byte {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -263,7 +310,12 @@ func (t *Topic) newerThan(have map[uint64]uint64) [][]byte {
 		if len(out) == maxPull || size > maxPullBytes {
 			break
 		}
-		out = append(out, a.raw)
+		out = append(out, a.sealed())
 	}
 	return out
+}
+
+// sealed is the payload of a pullEnvelope frame.
+func (a *author) sealed() []byte {
+	return append(a.last.append(make([]byte, 0, renewalSize+len(a.raw))), a.raw...)
 }

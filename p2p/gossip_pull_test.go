@@ -57,16 +57,18 @@ func TestHostileAnswerer(t *testing.T) {
 	}{
 		{"garbage", Malformed, func(_ *FrameWriter, c Conn) { c.Write(bytes.Repeat([]byte{0xff}, 100)) }},
 		{"unknown frame", Malformed, func(w *FrameWriter, _ Conn) { w.Write(Frame{Type: 9}) }},
-		{"oversized frame", Malformed, func(w *FrameWriter, _ Conn) { w.Write(Frame{Type: pullEnvelope, Payload: make([]byte, maxEnvelope+1)}) }},
-		{"malformed envelope", Malformed, func(w *FrameWriter, _ Conn) { w.Write(Frame{Type: pullEnvelope, Payload: []byte("x")}) }},
+		{"oversized frame", Malformed, func(w *FrameWriter, _ Conn) {
+			w.Write(Frame{Type: pullEnvelope, Payload: make([]byte, maxPullEnvelope+1)})
+		}},
+		{"malformed envelope", Malformed, func(w *FrameWriter, _ Conn) { w.Write(Frame{Type: pullEnvelope, Payload: unrenewed([]byte("x"))}) }},
 		{"forged envelope", Forged, func(w *FrameWriter, _ Conn) {
 			raw := sealFor(t, other, "forged", nil)
 			raw[len(raw)-1] ^= 1
-			w.Write(Frame{Type: pullEnvelope, Payload: raw})
+			w.Write(Frame{Type: pullEnvelope, Payload: unrenewed(raw)})
 		}},
 		{"endless", Flood, func(w *FrameWriter, _ Conn) {
 			raw := sealFor(t, other, "endless", nil)
-			for w.Write(Frame{Type: pullEnvelope, Payload: raw}) == nil {
+			for w.Write(Frame{Type: pullEnvelope, Payload: unrenewed(raw)}) == nil {
 			}
 		}},
 		{"silent", Unresponsive, func(_ *FrameWriter, c Conn) { io.Copy(io.Discard, c) }},
@@ -86,7 +88,7 @@ func TestHostileAnswerer(t *testing.T) {
 			mallory := startHost(t, nil)
 			if err := mallory.HandleStream(pullProtocol, func(_ *Peer, c Conn) {
 				NewFrameReader(c, maxPullWant).Next()
-				tt.answer(NewFrameWriter(c, 2*maxEnvelope), c)
+				tt.answer(NewFrameWriter(c, 2*maxPullEnvelope), c)
 			}); err != nil {
 				t.Fatal(err)
 			}
@@ -119,3 +121,6 @@ func FuzzPullWant(f *testing.F) {
 		}
 	})
 }
+
+// unrenewed is the payload that shows an envelope without a renewal.
+func unrenewed(raw []byte) []byte { return append(renewal{}.append(nil), raw...) }

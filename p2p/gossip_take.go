@@ -17,10 +17,15 @@ import (
 // it on, and the author for what it signed, or sent itself; nobody for what a third peer
 // can bring about.
 func (t *Topic) take(src peer.ID, raw []byte, pulled bool) pubsub.ValidationResult {
+	return t.takeRenewed(src, raw, renewal{}, pulled)
+}
+
+// takeRenewed is take of an envelope and the latest renewal of it.
+func (t *Topic) takeRenewed(src peer.ID, raw []byte, r renewal, pulled bool) pubsub.ValidationResult {
 	t.order.Lock()
 	defer t.order.Unlock()
 	now := time.Now()
-	e, err := t.read(src, raw, now)
+	e, err := t.read(src, raw, r, now)
 	if err != nil {
 		return pubsub.ValidationReject
 	}
@@ -30,7 +35,7 @@ func (t *Topic) take(src peer.ID, raw []byte, pulled bool) pubsub.ValidationResu
 	if t.cfg.Check != nil {
 		err = t.cfg.Check(*e)
 	}
-	if !t.keep(src, e, raw, err == nil, now) {
+	if !t.keep(src, e, raw, r, err == nil, now) {
 		return t.ignore("no room")
 	}
 	if err != nil {
@@ -42,7 +47,7 @@ func (t *Topic) take(src peer.ID, raw []byte, pulled bool) pubsub.ValidationResu
 	if t.cfg.Handle != nil {
 		t.cfg.Handle(*e)
 	}
-	if pulled && src == e.From {
+	if pulled && src == e.From && r.n == 0 {
 		// It spoke before it was in the mesh: others have not heard it either.
 		t.mesh.Publish(context.Background(), bytes.Clone(raw))
 	}
@@ -51,7 +56,7 @@ func (t *Topic) take(src peer.ID, raw []byte, pulled bool) pubsub.ValidationResu
 
 // read opens an envelope. It returns an error for what costs src its standing, and nil for
 // what is of no use. The checks that cost little come first.
-func (t *Topic) read(src peer.ID, raw []byte, now time.Time) (*Envelope, error) {
+func (t *Topic) read(src peer.ID, raw []byte, r renewal, now time.Time) (*Envelope, error) {
 	e, err := parseEnvelope(raw)
 	switch {
 	case err == nil && e.Topic != t.cfg.Name:
@@ -63,6 +68,14 @@ func (t *Topic) read(src peer.ID, raw []byte, now time.Time) (*Envelope, error) 
 		t.g.count("malformed")
 		t.g.h.Blame(src, Malformed, err.Error())
 		return nil, err
+	}
+	if r.n > 0 {
+		if err := e.checkRenewal(r, renewal{}, now); err != nil {
+			t.g.count("forged")
+			t.g.h.Blame(src, Forged, err.Error())
+			return nil, err
+		}
+		e.Renewed = time.Duration(r.n) * e.Step
 	}
 	if why := t.uselessNow(src, &e, now); why != "" {
 		t.ignore(why)
@@ -97,7 +110,7 @@ func (t *Topic) uselessNow(src peer.ID, e *Envelope, now time.Time) string {
 	if t.g.h.standings.cutOff(e.From) {
 		return "author cut off"
 	}
-	if t.seqOf(e.From) >= e.Seq {
+	if !t.lacks(e) {
 		return "stale"
 	}
 	err := e.checkTime(now)
@@ -130,6 +143,19 @@ func (t *Topic) seqOf(id peer.ID) uint64 {
 	return 0
 }
 
+// lacks reports whether e is news: newer than all before, or the newest, renewed, whose time
+// seemed to be over here.
+func (t *Topic) lacks(e *Envelope) bool {
+	seq := t.seqOf(e.From)
+	if e.Seq != seq || e.Renewed == 0 || e.From == t.g.h.ID() {
+		return e.Seq > seq
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	a := t.authors[e.From]
+	return a == nil || a.env == nil && !a.wrong
+}
+
 // adopt takes the sequence number of an own envelope of an earlier run, which a clock that
 // was set back would not reach.
 func (t *Topic) adopt(seq uint64) {
@@ -152,7 +178,7 @@ func (t *Topic) paceOf(id peer.ID) *rate.Limiter {
 
 // keep remembers e as the latest of its author; when it is not valid, only that there was
 // one. It reports whether there was room.
-func (t *Topic) keep(src peer.ID, e *Envelope, raw []byte, valid bool, now time.Time) bool {
+func (t *Topic) keep(src peer.ID, e *Envelope, raw []byte, r renewal, valid bool, now time.Time) bool {
 	ready := t.g.h.peers.get(e.From) != nil
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -179,12 +205,13 @@ func (t *Topic) keep(src peer.ID, e *Envelope, raw []byte, valid bool, now time.
 	} else {
 		t.setLocked(a, nil, nil)
 	}
-	a.seq, a.issued = e.Seq, e.Issued
+	a.seq, a.issued, a.last, a.wrong = e.Seq, e.Issued, r, !valid
 	return true
 }
 
 func (t *Topic) addLocked(id peer.ID, a *author) {
 	t.authors[id] = a
+	t.byHash[authorHash(id)] = id
 	t.shareLocked(a.via).authors++
 }
 
@@ -193,7 +220,7 @@ func (t *Topic) setLocked(a *author, e *Envelope, raw []byte) {
 	grown := len(raw) - len(a.raw)
 	t.bytes += grown
 	t.shareLocked(a.via).bytes += grown
-	a.env, a.raw = e, raw
+	a.env, a.raw, a.last = e, raw, renewal{}
 	if e != nil {
 		a.seq, a.issued = e.Seq, e.Issued
 	}
@@ -255,6 +282,7 @@ func (t *Topic) dropLocked(id peer.ID, a *author) {
 		delete(t.via, a.via)
 	}
 	delete(t.authors, id)
+	delete(t.byHash, authorHash(id))
 }
 
 // sweepLocked forgets envelopes whose time is over at once, and sequence numbers when no
@@ -265,7 +293,7 @@ func (t *Topic) sweepLocked(now time.Time) {
 		if a.env != nil && !a.counts(now) {
 			t.setLocked(a, nil, nil)
 		}
-		if now.Sub(a.issued) > MaxValidity+2*maxFuture {
+		if now.Sub(a.issued) > MaxLife+2*maxFuture {
 			t.dropLocked(id, a)
 		}
 	}

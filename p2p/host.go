@@ -86,6 +86,7 @@ func New(cfg Config) (*Host, error) {
 	h.hearts = newHearts(h)
 	h.events.watch(h.gossip)
 	h.handlers[pullProtocol] = h.gossip.answerPull
+	h.handlers[renewProtocol] = h.gossip.answerRenewals
 	h.handlers[carriedProtocol] = h.serveCarried
 	h.greetings.underWay, h.greetings.kept = make(map[network.Conn]*greeting), make(map[peer.ID]int)
 	h.greetings.left = h.greetLeft

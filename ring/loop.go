@@ -326,7 +326,7 @@ func (st *Stage) fillFirstLocked(s *session, room int) {
 		f.began = time.Now() // how long a prompt takes tells nothing of a round
 	}
 	if f.drafting && n == 1 {
-		f.drafts = f.guess.draft(f.tokens, min(room-1, s.total()-1-end))
+		f.drafts = f.guess.Draft(f.tokens, min(room-1, s.total()-1-end))
 	}
 	p.token = append(p.token, f.drafts...)
 	s.have = append(s.have, f.drafts...)

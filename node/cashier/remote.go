@@ -148,6 +148,10 @@ func (r *Remote) Claim(ctx context.Context, m Move) (Payout, error) {
 	return callRemote[Payout](ctx, r, opClaim, m)
 }
 
+func (r *Remote) Complain(ctx context.Context, c Complaint) (Complained, error) {
+	return callRemote[Complained](ctx, r, opComplain, c)
+}
+
 func (r *Remote) Ledger(ctx context.Context, owner settle.Key) (Ledger, error) {
 	return callRemote[Ledger](ctx, r, opLedger, owner)
 }

@@ -46,6 +46,9 @@ type Service interface {
 	Unstake(ctx context.Context, m Move) (Ledger, error)
 	// Claim pays an amount of the linked wallet's balance to that wallet.
 	Claim(ctx context.Context, m Move) (Payout, error)
+	// Complain claims an amount of the insurance pool for a request that was paid and badly
+	// answered: its payer does, by its signature or through a node linked to it.
+	Complain(ctx context.Context, c Complaint) (Complained, error)
 	// Ledger is what a wallet has, or a node.
 	Ledger(ctx context.Context, owner settle.Key) (Ledger, error)
 
@@ -173,6 +176,23 @@ type Deposit struct {
 type Move struct {
 	ID     settle.Hash   `json:"id"`
 	Amount settle.Amount `json:"amount"`
+}
+
+// Complaint is a claim on the insurance pool. Without a signature the node that asks is
+// linked to the wallet that paid. What that signs is ComplaintText, wrapped by govern.Wrap.
+type Complaint struct {
+	ID        settle.QuoteID   `json:"request"`
+	Amount    settle.Amount    `json:"amount"`
+	Format    string           `json:"format"` // how the wallet wraps the text: v0, v1, raw
+	Signature settle.Signature `json:"signature"`
+}
+
+// Complained is a claim that was taken.
+type Complained struct {
+	Asked     settle.Amount `json:"asked"`
+	Due       uint64        `json:"due"`       // Unix seconds: it is paid in an epoch that begins later
+	Over      bool          `json:"over"`      // it was
+	Recovered settle.Amount `json:"recovered"` // to the payer's balance
 }
 
 // Ledger is what an owner has. Bond and what follows is a node's.

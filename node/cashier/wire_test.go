@@ -92,6 +92,9 @@ func (e *echo) Unstake(ctx context.Context, m Move) (Ledger, error) {
 func (e *echo) Claim(ctx context.Context, m Move) (Payout, error) {
 	return echoLedger.Payouts[0], e.take(ctx, m)
 }
+func (e *echo) Complain(ctx context.Context, c Complaint) (Complained, error) {
+	return Complained{Asked: c.Amount, Due: 5, Over: true, Recovered: 4}, e.take(ctx, c)
+}
 func (e *echo) Ledger(ctx context.Context, owner settle.Key) (Ledger, error) {
 	return echoLedger, e.take(ctx, owner)
 }
@@ -191,6 +194,8 @@ func TestCallsCross(t *testing.T) {
 	both(deposit, func(s Service) (any, error) { return s.Deposit(ctx, deposit) })
 	both(move, func(s Service) (any, error) { return s.Unstake(ctx, move) })
 	both(move, func(s Service) (any, error) { return s.Claim(ctx, move) })
+	complaint := Complaint{id, 8, "raw", settle.Signature{6}}
+	both(complaint, func(s Service) (any, error) { return s.Complain(ctx, complaint) })
 	both(settle.Key{1}, func(s Service) (any, error) { return s.Ledger(ctx, settle.Key{1}) })
 	change := Change{map[string]uint64{"fee": 3, "floor": 4}, 9, 10}
 	both(change, func(s Service) (any, error) { return s.Propose(ctx, change) })
@@ -319,6 +324,7 @@ func FuzzCall(f *testing.F) {
 	f.Add(uint8(opPropose), encodeCall(Change{Values: map[string]uint64{"fee": 1}}))
 	f.Add(uint8(opCredits), encodeCall([]settle.QuoteID{{1}}))
 	f.Add(uint8(opLedger), encodeCall(settle.Key{}))
+	f.Add(uint8(opComplain), encodeCall(Complaint{ID: settle.QuoteID{1}, Amount: 2, Format: "v0"}))
 	f.Add(uint8(frameNo), encodeDone(&Refusal{Text: "no"}))
 	f.Fuzz(func(t *testing.T, typ uint8, payload []byte) {
 		var got []any
