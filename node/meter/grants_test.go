@@ -269,7 +269,6 @@ func TestHonestIsNeverRefused(t *testing.T) {
 	type running struct {
 		p          settle.Pass
 		need, done int // tokens
-		rows       int // with what is done twice
 	}
 	for seed := range uint64(6) {
 		rng := rand.New(rand.NewPCG(seed, 3))
