@@ -419,8 +419,8 @@ func (r *run) failed(p *part, lost []int32, now time.Time) {
 }
 
 func (r *run) note(s *session, err error) {
-	if len(r.reasons) < maxReasons {
-		r.reasons = append(r.reasons, fmt.Sprintf("peer %s: %v", s.peer, err))
+	if why := fmt.Sprintf("peer %s: %v", s.peer, err); len(r.reasons) < maxReasons && !slices.Contains(r.reasons, why) {
+		r.reasons = append(r.reasons, why)
 	}
 }
 
@@ -456,7 +456,7 @@ func (r *run) abort() {
 }
 
 func (r *run) missingError() error {
-	e := &MissingError{Layer: r.call.Layer}
+	e := &MissingError{Layer: r.call.Layer, unpaid: r.onlyUnpaid}
 	for _, pair := range r.pending {
 		e.Experts = append(e.Experts, int(r.call.IDs[pair]))
 	}

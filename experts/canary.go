@@ -479,5 +479,8 @@ func (d *Dispatcher) try(ctx context.Context, s *session, p *program) error {
 		return errors.New(refused)
 	}
 	_, err := d.rowsOf(ctx, s, p, experts)
+	if m := (*MissingError)(nil); errors.As(err, &m) && m.Unpaid() {
+		return nil // it lives
+	}
 	return err
 }

@@ -62,7 +62,13 @@ type MissingError struct {
 	Layer   int
 	Experts []int // ascending, each once
 	Reasons []string
+
+	unpaid bool
 }
+
+// Unpaid says that there are workers for all of them, which compute nothing until they know who
+// pays.
+func (e *MissingError) Unpaid() bool { return e.unpaid }
 
 func (e *MissingError) Error() string {
 	reasons := "no peer offers them"

@@ -97,6 +97,12 @@ func unpaid(t *testing.T, noLead bool, tokens int) {
 	if took := time.Since(began); !errors.As(err, &missing) || !strings.Contains(err.Error(), "unpaid: who pays is not known") || took > unpaidWait+patient {
 		t.Errorf("alone and unpaid: %v after %v", err, took)
 	}
+	if missing != nil && !missing.Unpaid() {
+		t.Error("it is not said that it is for pay alone")
+	}
+	if err := d.Canary(t.Context()); err != nil {
+		t.Errorf("a canary: %v", err)
+	}
 	money.mu.Lock()
 	pays = len(call.IDs) // it is paid as soon as it asks for that
 	money.mu.Unlock()

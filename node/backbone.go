@@ -42,6 +42,9 @@ type backbone struct {
 	pace     pace             // of the exchange's goroutine
 	// lent counts rows of answers for other nodes; may be nil.
 	lent func(entry string, rows int)
+	// allows says why rows of an answer for another node are not computed; may be nil.
+	allows func(entry string, rows int) error
+	show   func(ctx context.Context, peers []string) // that ctx is of a paid request
 }
 
 // computer is what answers of a backbone are computed by.
@@ -67,7 +70,9 @@ func (n *Node) openBackbone(ctx context.Context, file *modelFile) error {
 	if err := file.probe(ctx, n.cfg, n.rt.Release(), remote); err != nil {
 		return err
 	}
-	b := &backbone{file: file, takes: file.takes(n.cfg, remote), lent: n.metering.window(file.id, file.Model, gguf.Range{End: file.Layers()})}
+	b := &backbone{file: file, takes: file.takes(n.cfg, remote), show: n.metering.show,
+		lent:   n.metering.window(file.id, file.Model, gguf.Range{End: file.Layers()}),
+		allows: n.metering.allowsRows(file.id, file.Model, gguf.Range{End: file.Layers()}, !remote, false)}
 	cfg := ggml.ModelConfig{Path: file.path, GPULayers: n.cfg.Model.GPULayers}
 	if cfg.Overrides, err = n.cfg.Model.overrides(); err != nil {
 		return err
@@ -386,10 +391,16 @@ func (d engineDoor) StartExtra(ctx context.Context, req gateway.Request, extra g
 	return startExtra(ctx, d, req, extra)
 }
 
-func (b *backbone) generate(ctx context.Context, req engine.Request, extra engine.Extra) (generation, error) {
+// begin gets the workers ready for a request, where it is a paid one.
+func (b *backbone) begin(ctx context.Context) {
 	if paid, ok := pay.From(ctx); ok && b.dispatch != nil {
 		b.dispatch.drawFor(ctx, paid)
+		b.show(ctx, b.dispatch.connectedPeers())
 	}
+}
+
+func (b *backbone) generate(ctx context.Context, req engine.Request, extra engine.Extra) (generation, error) {
+	b.begin(ctx)
 	g, err := b.engine.StartExtra(ctx, req, extra)
 	if err != nil {
 		return nil, err

@@ -44,7 +44,7 @@ func (n *Node) findOwn(id gguf.ModelID) (carry.Answerer, error) {
 		return nil, fmt.Errorf("model %v does not run here", id)
 	}
 	if b.embedder != nil {
-		return ownVectors{b.embedder, b.lent}, n.Ready()
+		return ownVectors{b}, n.Ready()
 	}
 	return ownAnswers{n, b}, n.Ready()
 }
@@ -56,22 +56,36 @@ type ownAnswers struct {
 }
 
 // ownVectors has the node's embedder answer for others.
-type ownVectors struct {
-	*engine.Embedder
-	lent func(entry string, rows int)
-}
+type ownVectors struct{ *backbone }
+
+// Context makes ownVectors a carry.Answerer.
+func (v ownVectors) Context() int { return v.embedder.Context() }
 
 // Embed makes the vectors of some inputs for another node.
 func (v ownVectors) Embed(ctx context.Context, owner string, inputs [][]int32) ([][]float32, error) {
-	vectors, err := v.Embedder.Embed(ctx, owner, inputs)
+	tokens := 0
+	for _, input := range inputs {
+		tokens += len(input)
+	}
+	if err := v.allowed(owner, tokens); err != nil {
+		return nil, err
+	}
+	vectors, err := v.embedder.Embed(ctx, owner, inputs)
 	if err == nil && v.lent != nil {
-		tokens := 0
-		for _, input := range inputs {
-			tokens += len(input)
-		}
 		v.lent(owner, tokens)
 	}
 	return vectors, err
+}
+
+// allowed says why rows are not computed for another node.
+func (b *backbone) allowed(owner string, rows int) error {
+	if b.allows == nil {
+		return nil
+	}
+	if err := b.allows(owner, rows); err != nil {
+		return fmt.Errorf("unpaid: %w", err)
+	}
+	return nil
 }
 
 // Start makes ownVectors a carry.Answerer.
@@ -85,19 +99,25 @@ func (o ownAnswers) Start(ctx context.Context, req gateway.Request, extra gatewa
 	if err := grammar.Check(extra.Grammar); err != nil {
 		return nil, err
 	}
+	ctx, cancel := context.WithCancel(ctx)
 	g, err := o.engine.StartExtra(ctx, engine.Request(req), engine.Extra(extra))
+	if err == nil { // what is not started takes nothing
+		err = o.allowed(req.Owner, len(req.Prompt))
+	}
 	if err != nil {
+		cancel()
 		return nil, err
 	}
-	return &ownTokens{ownStream: ownStream{g}, lent: o.lent, owner: req.Owner, rows: len(req.Prompt)}, nil
+	return &ownTokens{ownStream: ownStream{g}, backbone: o.backbone, owner: req.Owner, rows: len(req.Prompt), cancel: cancel}, nil
 }
 
 // ownTokens is a generation without its bytes, which the entry makes.
 type ownTokens struct {
 	ownStream
-	lent  func(entry string, rows int)
-	owner string // peer id of the entry
-	rows  int    // that the next token takes: those of the prompt, then that of the token before
+	*backbone
+	owner  string // peer id of the entry
+	rows   int    // that the next token takes: those of the prompt, then that of the token before
+	cancel context.CancelFunc
 }
 
 func (t *ownTokens) Next(ctx context.Context) (int32, error) {
@@ -105,6 +125,9 @@ func (t *ownTokens) Next(ctx context.Context) (int32, error) {
 	if err == nil && t.lent != nil {
 		t.lent(t.owner, t.rows)
 		t.rows = 1
+		if err = t.allowed(t.owner, 1); err != nil {
+			t.cancel()
+		}
 	}
 	return int32(token), err
 }
@@ -189,6 +212,7 @@ func (n *Node) dialCarried(ctx context.Context, name string) (carry.Conn, error)
 	if err != nil {
 		return nil, err
 	}
+	n.metering.show(ctx, []string{name})
 	return n.host.OpenStream(ctx, id, carry.Protocol)
 }
 

@@ -111,6 +111,7 @@ func (n *network) answered(entry *Node, question string, most int) (prompt, tota
 	}
 	ctx, cancel := context.WithCancel(n.ctx)
 	defer cancel()
+	ctx = n.pass(entry, uint64(len(tokens)+most)).In(ctx)
 	g, err := model.generate(ctx, engine.Request{Prompt: tokens, MaxTokens: most, TopP: 1, RepeatPenalty: 1, LogitBias: bias}, engine.Extra{})
 	for total = uint64(len(tokens)); err == nil; total++ {
 		_, _, err = g.NextToken(ctx)
@@ -183,7 +184,7 @@ func (n *network) accountsFor(list []paid, nodes int) {
 // TestWorkIsMetered: of requests that are computed together by two workers, each is credited
 // whole to who did it, by what both sides sign.
 func TestWorkIsMetered(t *testing.T) {
-	n := newNetwork(t, NewNetwork{Token: tokenSettings()})
+	n := newNetwork(t, NewNetwork{Token: deskSettings()})
 	addrs := []string{}
 	for i, slice := range []string{"0:4/0:20", "0:4/12:32"} {
 		w, _ := n.here([]string{"w1", "w2"}[i], "--role", "worker", "--model", n.whole, "--slice", slice)
@@ -204,7 +205,7 @@ func TestWorkIsMetered(t *testing.T) {
 // TestRingIsMetered: stages are credited for the rows of their windows, whoever's link they
 // came by.
 func TestRingIsMetered(t *testing.T) {
-	n := newNetwork(t, NewNetwork{Replicas: 1, Token: tokenSettings()})
+	n := newNetwork(t, NewNetwork{Replicas: 1, Token: deskSettings()})
 	whole, _ := n.here("whole", "--role", "backbone", "--model", n.whole, "--experts", "here", "--http", Off)
 	at := localAddr(must(whole.Status(n.ctx))(t))
 	id := whole.backbone.Load().file.id.String()
@@ -225,7 +226,7 @@ func TestRingIsMetered(t *testing.T) {
 
 // TestCarriedIsMetered: a node that has the model answer elsewhere credits who answered.
 func TestCarriedIsMetered(t *testing.T) {
-	n := newNetwork(t, NewNetwork{Replicas: 1, Token: tokenSettings()})
+	n := newNetwork(t, NewNetwork{Replicas: 1, Token: deskSettings()})
 	whole, _ := n.here("whole", "--role", "backbone", "--model", n.whole, "--experts", "here", "--http", Off)
 	entry, _ := n.here("entry", "--peer", localAddr(must(whole.Status(n.ctx))(t)), "--role", "entry")
 	n.serves(entry)
@@ -243,7 +244,7 @@ func TestCarriedIsMetered(t *testing.T) {
 // TestCarriedToWorkersIsMetered: where who answers has the experts computed by others, they are
 // credited for them, as they would be for requests of its own.
 func TestCarriedToWorkersIsMetered(t *testing.T) {
-	n := newNetwork(t, NewNetwork{Replicas: 1, Token: tokenSettings()})
+	n := newNetwork(t, NewNetwork{Replicas: 1, Token: deskSettings()})
 	workers, addrs := map[settle.Node]bool{}, []string{}
 	for i, slice := range []string{"0:4/0:20", "0:4/12:32"} {
 		w, _ := n.here([]string{"w1", "w2"}[i], "--role", "worker", "--model", n.whole, "--slice", slice, "--http", Off)

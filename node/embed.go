@@ -21,6 +21,14 @@ type embedDoor struct {
 // Ready is the node's, as for text.
 func (d embedDoor) Ready() error { return d.node.Ready() }
 
+// Embed makes embedDoor a gateway.EmbedEngine.
+func (d embedDoor) Embed(ctx context.Context, owner string, inputs [][]int32) ([][]float32, error) {
+	if b := d.node.backbone.Load(); b != nil {
+		b.begin(ctx)
+	}
+	return d.Embedder.Embed(ctx, owner, inputs)
+}
+
 // Start makes embedDoor a gateway.Engine; the gateway knows that there is no text.
 func (embedDoor) Start(context.Context, gateway.Request) (gateway.Stream, error) {
 	return nil, errNoText

@@ -28,6 +28,7 @@ const (
 type metering struct {
 	*meter.Meter
 	signer *meter.Signer
+	grants *meter.Grants
 	host   *p2p.Host // set before anybody asks
 	log    *slog.Logger
 }
@@ -52,7 +53,14 @@ func (n *Node) openMetering(identity p2p.Identity) error {
 	if err != nil {
 		return err
 	}
-	m.Meter, err = meter.New(meter.Config{Signer: m.signer, Dialer: m, Logger: n.log})
+	own, err := p2p.KeyOf(identity.ID())
+	if err == nil {
+		m.grants, err = n.openGrants(own)
+	}
+	if err != nil {
+		return err
+	}
+	m.Meter, err = meter.New(meter.Config{Signer: m.signer, Dialer: m, Grants: m.grants, Workers: n.dispatchedTo, Logger: n.log})
 	n.metering = m
 	return err
 }

@@ -322,6 +322,14 @@ func (n *Node) roundTrips(now time.Time) func(a, b string) (time.Duration, bool)
 	}
 }
 
+// peersOf are the peers of a chain's stages.
+func peersOf(chain ring.Chain) (peers []string) {
+	for _, h := range chain {
+		peers = append(peers, h.Peer)
+	}
+	return peers
+}
+
 func chainOf(windows []plan.Window) ring.Chain {
 	var chain ring.Chain
 	for _, w := range windows {
@@ -332,10 +340,11 @@ func chainOf(windows []plan.Window) ring.Chain {
 
 // replan mends a chain where one stage is lost, or chooses another one.
 func (m *ringModel) replan(old ring.Chain) ring.Replan {
-	return func(_ context.Context, lost []ring.Hop) (ring.Chain, error) {
+	return func(ctx context.Context, lost []ring.Hop) (ring.Chain, error) {
 		next, err := replanned(m.query, old, lost)
 		if err == nil {
 			old = next
+			m.rings.node.metering.show(ctx, peersOf(next))
 		}
 		return next, err
 	}
@@ -439,6 +448,7 @@ func (m *ringModel) around(ctx context.Context, req engine.Request, extra engine
 	if err != nil {
 		return nil, ringError(err)
 	}
+	m.rings.node.metering.show(ctx, peersOf(chain))
 	s, err := m.entry.Open(ctx, chain, ring.Request{Tokens: req.Prompt, MaxTokens: room, Sampling: samplingOf(req, extra)}, m.replan(chain))
 	if err != nil {
 		return nil, ringError(err)

@@ -19,6 +19,7 @@ import (
 
 	"kvasird/node/api"
 	"kvasird/node/cashier"
+	"kvasird/node/meter"
 	"kvasird/node/pay"
 	"kvasird/p2p"
 	"kvasird/settle"
@@ -39,6 +40,7 @@ type settlement struct {
 	secret  [sha256.Size]byte // hash of the service token
 	pay     *pay.Door         // of the gateway
 	desk    *settling         // role settle; else nil
+	grants  *meter.Grants     // what is computed for others
 	log     *slog.Logger
 
 	earned atomic.Pointer[api.Earnings] // nil: not known yet, or no wallet is linked
@@ -51,7 +53,7 @@ func (n *Node) startSettlement(ctx context.Context, identity p2p.Identity, data 
 	if err != nil || t == nil {
 		return err
 	}
-	s := &settlement{token: t, log: n.log}
+	s := &settlement{token: t, grants: n.metering.grants, log: n.log}
 	if s.node, err = p2p.KeyOf(identity.ID()); err != nil {
 		return err
 	}
@@ -82,6 +84,7 @@ func (s *settlement) run(ctx context.Context, loops *sync.WaitGroup, fail func(e
 		})
 	}
 	start(s.pay.Run)
+	start(s.grants.Run)
 	start(s.watch)
 	if s.desk != nil {
 		start(s.desk.desk.Run)

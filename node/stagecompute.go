@@ -41,7 +41,8 @@ func (n *Node) openStage(ctx context.Context, m *store.Model, g *gguf.Model, w g
 		Peer: n.host.ID().String(), Model: m.ID().String(), Layers: w, Total: g.Layers(), Width: c.width,
 		Compute: c, Dialer: n.stages, Pack: Pack(n.rt), CanTruncate: c.model.CanTruncate(),
 		Sequences: sequences, Context: n.cfg.Model.Context / sequences, Batch: size.Batch, MemoryBytes: rowBytes(n.cfg, c.width),
-		Precision: rowPrecisions[n.cfg.Model.Rows], Admit: n.stages.mayUse, Computed: n.metering.window(m.ID(), g, w), Logger: n.log,
+		Precision: rowPrecisions[n.cfg.Model.Rows], Admit: n.stages.mayUse,
+		Allow: n.metering.allowsRows(m.ID(), g, w, true, true), Computed: n.metering.window(m.ID(), g, w), Logger: n.log,
 	})
 	if err != nil {
 		return nil, errors.Join(err, c.Close())

@@ -64,7 +64,7 @@ func (ws *workers) open(id gguf.ModelID, g *gguf.Model) (*workerPart, error) {
 		return nil, err
 	}
 	w := &workerPart{id: id, kernel: k}
-	cfg := experts.WorkerConfig{Model: experts.ModelID(id.String()), Kernel: k, Computed: ws.meters.computed(id, g), Logger: ws.log}
+	cfg := experts.WorkerConfig{Model: experts.ModelID(id.String()), Kernel: k, Allow: ws.meters.allows(id, g), Computed: ws.meters.computed(id, g), Logger: ws.log}
 	if ws.admit != nil {
 		cfg.Admit = func(id string) error {
 			p, err := peer.Decode(id)

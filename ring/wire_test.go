@@ -40,8 +40,8 @@ func TestLiteralBytes(t *testing.T) {
 		got, want []byte
 	}{
 		{"hello", encodeControl(hello{wireVersion, "p", "m", 12, 4, 8, 64, F16}),
-			[]byte{0xa8, 1, 3, 2, 0x61, 'p', 3, 0x61, 'm', 4, 12, 5, 4, 6, 8, 7, 0x18, 64, 8, 2}},
-		{"welcome", encodeControl(welcome{wireVersion, 64}), []byte{0xa2, 1, 3, 2, 0x18, 64}},
+			[]byte{0xa8, 1, 4, 2, 0x61, 'p', 3, 0x61, 'm', 4, 12, 5, 4, 6, 8, 7, 0x18, 64, 8, 2}},
+		{"welcome", encodeControl(welcome{wireVersion, 64}), []byte{0xa2, 1, 4, 2, 0x18, 64}},
 		{"resume", putResume(nil, resume{2, 3, 256, []int32{9}}), []byte{2, 0, 0, 0, 3, 0, 0, 0, 0, 1, 0, 0, 1, 0, 0, 0, 9, 0, 0, 0}},
 		{"tokens", putTokens(nil, tokens{2, 3, finishLength, []int32{9}, nil}), []byte{2, 0, 0, 0, 3, 0, 0, 0, 1, 0, 0, 0, 2, 0, 0, 0, 9, 0, 0, 0}},
 		{"tokens with log-probabilities", putTokens(nil, likelyTokens()), []byte{2, 0, 0, 0, 3, 0, 0, 0, 2, 0, 0, 0, 1, 1, 0, 0, 9, 0, 0, 0, 8, 0, 0, 0,

@@ -145,8 +145,8 @@ func (p Params) Timing(ran, now uint64) (Timing, error) {
 	return TooLate, nil
 }
 
-// Window is how many tokens an entry node streams beyond what the payer acknowledged, by
-// how many requests the wallet settled: the most that a payer can take for nothing.
+// Window is how many tokens are computed for somebody who has not shown that they are paid, by how
+// many of its requests were settled: the most that it can take for nothing.
 func (p Params) Window(settled uint64) uint64 {
 	if settled < NewWalletRequests {
 		return p.VoucherWindowNew

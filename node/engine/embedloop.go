@@ -121,7 +121,9 @@ func (e *Embedder) finish(ctx context.Context, shares []share, took time.Duratio
 		case errors.Is(failed, ErrClosed):
 			e.endLocked(s.r, ErrClosed)
 		case failed != nil:
-			e.health = failed
+			if !onlyUnpaid(failed) {
+				e.health = failed
+			}
 			e.endLocked(s.r, fmt.Errorf("the model could not compute the embeddings: %w", failed))
 		default:
 			rows := 0
@@ -149,7 +151,7 @@ func (e *Embedder) endLocked(r *embedding, err error) {
 	close(r.done)
 	switch {
 	case r.canary:
-		if err == nil {
+		if err == nil || onlyUnpaid(err) {
 			e.health = nil
 		}
 	case err == nil:
@@ -216,7 +218,7 @@ func (e *Embedder) Canary(ctx context.Context) error {
 	for i := range input {
 		input[i] = int32(i * vocab / len(input))
 	}
-	if _, err := e.embed(ctx, &embedding{inputs: [][]int32{input}, canary: true}); err != nil {
+	if _, err := e.embed(ctx, &embedding{inputs: [][]int32{input}, canary: true}); err != nil && !onlyUnpaid(err) {
 		return fmt.Errorf("canary: %w", err)
 	}
 	return nil

@@ -52,7 +52,7 @@ func (e *Engine) measure(busy []*slot, err error, aborted bool) {
 	e.stats.Decodes++
 	e.stats.Busy += e.took
 	if err != nil {
-		if !aborted && !errors.Is(err, ggml.ErrNoRoom) {
+		if !aborted && !errors.Is(err, ggml.ErrNoRoom) && !onlyUnpaid(err) {
 			e.health = err
 		}
 		return
@@ -75,6 +75,13 @@ func (e *Engine) pace(drawn int) {
 		weight := 1 - math.Exp(-seconds/5)
 		e.stats.TokensPerSecond += weight * (float64(drawn)/seconds - e.stats.TokensPerSecond)
 	}
+}
+
+// onlyUnpaid says that those who compute a part want to know who pays, by an error's method Unpaid:
+// they live, and requests that are paid are computed.
+func onlyUnpaid(err error) bool {
+	var u interface{ Unpaid() bool }
+	return errors.As(err, &u) && u.Unpaid()
 }
 
 // Ready is nil after a Canary that passed, until a decode fails; then it is that
@@ -108,7 +115,7 @@ func (e *Engine) Canary(ctx context.Context) error {
 	}
 	for {
 		_, err := g.Next(ctx)
-		if errors.Is(err, io.EOF) {
+		if errors.Is(err, io.EOF) || onlyUnpaid(err) {
 			e.mu.Lock()
 			e.health = nil
 			e.mu.Unlock()

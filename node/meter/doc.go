@@ -16,6 +16,11 @@
 // without an answer, the peer alone is paid. A peer that names others than those who did it can
 // take from its own workers, as any entry can, and from nobody else.
 //
+// Nothing is computed for a peer beyond what it showed to be paid (Grants): an entry shows the passes
+// of its requests to those who compute, and a node that they are lent to shows them to its own
+// workers. What passes credited is asked for later, and who shows passes that credit less than half
+// of what was computed by them is not believed for a while.
+//
 // Invariants:
 //   - a draw of T tokens takes at most T · PerToken units of a part, from all together,
 //     and at most what a worker has in the pool;
@@ -23,7 +28,8 @@
 //   - a division that is asked for again is the same, as long as it is kept;
 //   - of one request a worker signs records of which each covers those before it, also
 //     after it was started again, so that it never says two things;
-//   - pools and counts are bounded, whatever drafts, canaries, failed answers, and carried ones
+//   - by a pass at most 1.5 times its tokens are computed, however many show it;
+//   - pools, counts and passes are bounded, whatever drafts, canaries, failed answers, and carried ones
 //     that no entry asks about leave.
 //
 // Not counted are hedged losers, failed calls, retries, and canaries of workers. Nobody

@@ -19,8 +19,9 @@ const (
 	passPPM = 1_500_000
 	// freeEvery is how long the window lasts that a peer has without a pass.
 	freeEvery = 5 * time.Minute
-	// freePairs is the least of a window in pairs of an expert part: canaries try every slice.
-	freePairs = 256
+	// freePairs is the least of a window in pairs of an expert part: a canary of an engine has 32
+	// tokens, and those of a dispatcher try every slice.
+	freePairs = 1024
 	// strangers is what all peers without a settled request have together, in tokens.
 	strangers      = 4096
 	mostPasses     = 8192
@@ -33,8 +34,8 @@ const (
 var ErrUnpaid = errors.New("who pays is not known")
 
 var (
-	errNoPass  = fmt.Errorf("%w: nothing is left of the passes that were shown here, nor of what is computed without", ErrUnpaid)
-	errDoubted = fmt.Errorf("%w: passes that this node shows are not believed for a while: most of what was computed by them was not credited", ErrUnpaid)
+	errNoPass  = fmt.Errorf("%w: nothing is left of what was shown to be paid, nor of what is computed without", ErrUnpaid)
+	errDoubted = fmt.Errorf("%w: what this node shows is not believed for a while: most of what was computed by it was not credited", ErrUnpaid)
 )
 
 // GrantsConfig configures Grants. Only Logger and Now have defaults.
@@ -183,6 +184,9 @@ func (g *Grants) spend(l *lending, peerID string, costs []cost, n uint64, free b
 	a := l.open(peerID, now)
 	if a == nil {
 		return errNoPass
+	}
+	if a.node == g.cfg.Self {
+		return nil
 	}
 	if a.st == nil {
 		a.st = g.standings[a.node]

@@ -269,7 +269,6 @@ func TestHonestIsNeverRefused(t *testing.T) {
 	type running struct {
 		p          settle.Pass
 		need, done int // tokens
-		rows       int // with what is done twice
 	}
 	for seed := range uint64(6) {
 		rng := rand.New(rand.NewPCG(seed, 3))
@@ -345,7 +344,7 @@ func TestGrantsAreBounded(t *testing.T) {
 		t.Errorf("%d peers, and the one with passes is %v", len(l.peers), l.peers[peerOf("entry")])
 	}
 	d.now = d.now.Add(24 * time.Hour)
-	if g.due(); len(g.passes) != 0 {
+	if g.due(askAfter); len(g.passes) != 0 {
 		t.Errorf("%d passes are kept after their end", len(g.passes))
 	}
 }

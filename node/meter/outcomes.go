@@ -113,8 +113,13 @@ func (g *Grants) Run(ctx context.Context) error {
 }
 
 // Ask asks once, about the passes whose outcome was not asked for longest.
-func (g *Grants) Ask(ctx context.Context) error {
-	ids := g.due()
+func (g *Grants) Ask(ctx context.Context) error { return g.ask(ctx, askAfter) }
+
+// AskNow is Ask for passes that were shown, or asked about, just now too.
+func (g *Grants) AskNow(ctx context.Context) error { return g.ask(ctx, 0) }
+
+func (g *Grants) ask(ctx context.Context, after time.Duration) error {
+	ids := g.due(after)
 	if len(ids) == 0 {
 		return nil
 	}
@@ -135,7 +140,7 @@ func (g *Grants) Ask(ctx context.Context) error {
 }
 
 // due are passes to ask about. Those that nothing was computed by are forgotten after their end.
-func (g *Grants) due() (ids []settle.QuoteID) {
+func (g *Grants) due(after time.Duration) (ids []settle.QuoteID) {
 	now := g.cfg.Now()
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -144,7 +149,7 @@ func (g *Grants) due() (ids []settle.QuoteID) {
 		switch {
 		case p.over(now) && (p.concluded || p.spent() == 0 || p.over(now.Add(-keptUnknown))):
 			g.forgetLocked(p)
-		case !p.concluded && now.Sub(p.at) >= askAfter && now.Sub(p.asked) >= askAfter:
+		case !p.concluded && now.Sub(p.at) >= after && now.Sub(p.asked) >= after:
 			list = append(list, p)
 		}
 	}

@@ -259,7 +259,7 @@ type charge struct {
 
 // Context is part of gateway.Charge.
 func (c *charge) Context(ctx context.Context) context.Context {
-	return context.WithValue(ctx, paidKey{}, Paid{c.started.Request.Quote.ID, c.started.Seed})
+	return Paid{c.started.Request.Quote.ID, c.started.Seed, c.started.Pass}.In(ctx)
 }
 
 // End is part of gateway.Charge.

@@ -93,7 +93,11 @@ func New(cfg Config) (*Door, error) {
 type Paid struct {
 	Request settle.QuoteID
 	Seed    settle.Hash // replicas are drawn by it: nobody knew it before the payment
+	Pass    []byte      // signed settle.Pass: for those who compute
 }
+
+// In is ctx with the payment, for From.
+func (p Paid) In(ctx context.Context) context.Context { return context.WithValue(ctx, paidKey{}, p) }
 
 type paidKey struct{}
 
