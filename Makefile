@@ -1,6 +1,6 @@
 # Every target works from a plain checkout; `make help` lists them.
 .DEFAULT_GOAL := help
-.PHONY: help deps build test test-sdk test-settle settle-deps test-x402 x402-deps test-load test-net test-chaos test-reflink sim sim-scale soak test-vulkan check demo demo-paid bench bench-plan bench-rtt bench-server bench-net bench-books bench-gossip fuzz clean clean-deps
+.PHONY: help deps build test test-sdk test-settle settle-deps test-x402 x402-deps test-load test-net test-chaos test-reflink sim sim-scale soak test-vulkan check demo demo-paid bench bench-plan bench-rtt bench-server bench-peers bench-net bench-books bench-gossip fuzz clean clean-deps
 
 STATICCHECK = honnef.co/go/tools/cmd/staticcheck@v0.8.2
 GO_FILES    = $(shell find cmd node p2p ring experts market settle ggml -name '*.go' 2>/dev/null)
@@ -119,6 +119,11 @@ bench-rtt: build ## rings and expert dispatch over lines of 0 to 50 ms, against 
 bench-server: build ## tokens/s through HTTP against llama.cpp's own server (Debian: cmake g++)
 	packaging/llama-server.sh
 	bin/kvasird bench --only server --server build/llama-server/bin/llama-server
+
+# As bench-server; the measurement itself takes a quarter of an hour.
+bench-peers: build ## against llama.cpp's RPC backend and the bound of a round trip for each layer; more workers, bad ones (Debian: cmake g++)
+	packaging/llama-server.sh
+	bin/kvasird bench --only peers --rounds 2 --server build/llama-server/bin/llama-server --rpc build/llama-server/bin/ggml-rpc-server
 
 bench-net: ## measure discovery and round trips across namespaces, delay and loss (as test-net)
 	go test -tags nettest -count=1 -timeout 15m -run '^TestFigures$$' -v ./p2p | grep -v -e '^=== ' -e '^ *---'

@@ -24,6 +24,10 @@ type Call struct {
 	Rows         []float32
 	IDs          []int32   // [tokens*Used] global expert ids
 	Out          []float32 // [len(IDs)*OutWidth] to be filled, in the order of the pairs
+
+	// Draft says that the call is for a guess, which somebody verifies by real calls: only what the
+	// backbone has here is computed, and the rows of other experts are zero.
+	Draft bool
 }
 
 func (c *Call) validate() error {
@@ -66,6 +70,9 @@ func (d *Dispatcher) Compute(ctx context.Context, call *Call) error {
 	if err != nil {
 		return err
 	}
+	if call.Draft {
+		return d.draft(p, call)
+	}
 	p.count(d, call.IDs)
 	if !p.settled.Load() {
 		if err := d.settle(ctx, p); err != nil {
@@ -84,7 +91,11 @@ const (
 	// lastRetry.
 	firstRetry = time.Millisecond
 	lastRetry  = 64 * time.Millisecond
-	maxReasons = 8
+	// One that computes nothing unpaid is asked again after unpaidRetry and so on, and the call
+	// waits for it for unpaidWait: so long it may take to show that somebody pays.
+	unpaidRetry = 50 * time.Millisecond
+	unpaidWait  = 2 * time.Second
+	maxReasons  = 8
 )
 
 // run is the state of one Compute, kept for the next one.
@@ -118,6 +129,7 @@ type run struct {
 	missing time.Time // since when pairs are pending with nobody to ask; zero: never
 
 	onlyBusy    bool // every pending pair has a worker that is busy
+	onlyUnpaid  bool // or one that wants to know who pays
 	localFailed bool
 
 	left   atomic.Int32  // parts that are not done
@@ -136,6 +148,8 @@ type busyPeer struct {
 	s     *session
 	until time.Time
 	wait  time.Duration
+
+	unpaid bool // it is not busy, but wants to know who pays
 }
 
 // runList keeps runs for reuse.
@@ -192,13 +206,18 @@ func (r *run) watch(ctx context.Context) {
 	}
 }
 
-func (r *run) compute(ctx context.Context, p *program, call *Call) error {
+// begin takes up a call, all of whose pairs are pending.
+func (r *run) begin(p *program, call *Call) {
 	r.call, r.program, r.seed = call, p, r.d.draws.now.Load()
 	r.busy, r.reasons, r.missing, r.localFailed = r.busy[:0], r.reasons[:0], time.Time{}, false
 	r.race.on, r.pending, r.shares = false, r.pending[:0], r.shares[:0]
 	for i := range call.IDs {
 		r.pending = append(r.pending, int32(i))
 	}
+}
+
+func (r *run) compute(ctx context.Context, p *program, call *Call) error {
+	r.begin(p, call)
 	r.watch(ctx)
 	now := time.Now()
 	for {
@@ -212,6 +231,9 @@ func (r *run) compute(ctx context.Context, p *program, call *Call) error {
 		switch {
 		case len(r.pending) == 0 && len(r.parts) == 0:
 			r.tellServed()
+			if r.only == nil {
+				r.d.allPairs.Add(uint64(len(call.IDs)))
+			}
 			return nil
 		case len(r.pending) > 0 && r.missing.IsZero():
 			r.missing = now
@@ -236,8 +258,11 @@ func (r *run) patience() time.Duration {
 	if r.only != nil && (!r.onlyBusy || r.only.over()) {
 		return 0
 	}
-	if r.onlyBusy {
+	switch {
+	case r.onlyBusy:
 		return max(r.d.cfg.CoverageWait, r.d.cfg.MaxDeadline)
+	case r.onlyUnpaid:
+		return unpaidWait
 	}
 	return r.d.cfg.CoverageWait
 }
@@ -385,8 +410,8 @@ func (r *run) recycle(p *part) {
 
 // failed takes in why a part failed, and puts what was lost with it back, for someone else.
 func (r *run) failed(p *part, lost []int32, now time.Time) {
-	if e, ok := p.err.(*RemoteError); ok && e.Code == CodeBusy {
-		r.isBusy(p.s, now)
+	if e, ok := p.err.(*RemoteError); ok && (e.Code == CodeBusy || e.Code == CodeUnpaid) {
+		r.isBusy(p.s, now, e.Code == CodeUnpaid)
 	}
 	r.note(p.s, p.err)
 	r.pending = append(r.pending, lost...)
@@ -399,15 +424,19 @@ func (r *run) note(s *session, err error) {
 	}
 }
 
-func (r *run) isBusy(s *session, now time.Time) {
+func (r *run) isBusy(s *session, now time.Time, unpaid bool) {
+	first, last := firstRetry, lastRetry
+	if unpaid {
+		first, last = unpaidRetry, unpaidWait
+	}
 	for i := range r.busy {
 		if b := &r.busy[i]; b.s == s {
-			b.wait = min(2*b.wait, lastRetry)
-			b.until = now.Add(b.wait)
+			b.wait = max(first, min(2*b.wait, last))
+			b.until, b.unpaid = now.Add(b.wait), unpaid
 			return
 		}
 	}
-	r.busy = append(r.busy, busyPeer{s, now.Add(firstRetry), firstRetry})
+	r.busy = append(r.busy, busyPeer{s, now.Add(first), first, unpaid})
 }
 
 // hasRoom takes in that a peer answered: it can be asked at once.

@@ -191,18 +191,7 @@ func (d *Dispatcher) rowsOf(ctx context.Context, s *session, p *program, experts
 func (d *Dispatcher) callWitnesses(ctx context.Context, s *session, p *program, experts []int32) {
 	ctx, cancel := context.WithTimeout(ctx, d.cfg.ProgramWait/2)
 	defer cancel()
-	var own, rest []int32
-	for _, e := range experts {
-		if d.cfg.Local != nil && slices.ContainsFunc(d.cfg.Local.Slices, func(l Slice) bool { return l.holds(p.layer, e) }) {
-			own = append(own, e)
-		} else {
-			rest = append(rest, e)
-		}
-	}
-	if rows := d.ownRows(p, own); rows != nil {
-		d.testify(nil, p, own, rows)
-	}
-	for o, list := range d.witnesses(ctx, s, p, rest) {
+	for o, list := range d.witnesses(ctx, s, p, d.witnessHere(p, experts)) {
 		if rows, err := d.rowsOf(ctx, o, p, list); err == nil {
 			d.testify(o, p, list, rows)
 		}
@@ -258,6 +247,28 @@ func (d *Dispatcher) witnessesLocked(s *session, p *program, expert int32) (list
 		}
 	}
 	return list, silent && known+len(list) < mostWitnesses
+}
+
+// witnessHere has the own copy compute the row by the experts that it has, and returns the others.
+func (d *Dispatcher) witnessHere(p *program, experts []int32) (rest []int32) {
+	if d.cfg.Local == nil {
+		return experts
+	}
+	d.held.using.RLock()
+	defer d.held.using.RUnlock()
+	held := d.held.set.Load()
+	var own []int32
+	for _, e := range experts {
+		if held.holds(p.layer, e) {
+			own = append(own, e)
+		} else {
+			rest = append(rest, e)
+		}
+	}
+	if rows := d.ownRows(p, own); rows != nil {
+		d.testify(nil, p, own, rows)
+	}
+	return rest
 }
 
 // ownRows is the canary row computed by the backbone's own copy, nil if it cannot.

@@ -88,7 +88,7 @@ func (d *Dispatcher) computed(p *program) (list []span) {
 	}
 	list = union(list, nil)
 	if local := d.cfg.Local; local != nil && (p.local.ready.Load() || !p.local.tried.Load()) {
-		list = union(list, spansOf(local.Slices, p.layer))
+		list = union(list, spansOf(d.held.set.Load().slices, p.layer))
 	}
 	return list
 }

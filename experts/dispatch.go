@@ -18,6 +18,10 @@ func (r *run) dispatch(now time.Time) {
 	if r.only != nil {
 		local = nil
 	}
+	if local != nil {
+		r.d.held.using.RLock() // what is taken here stays here until it is computed
+		defer r.d.held.using.RUnlock()
+	}
 	if local != nil && local.First {
 		r.pending = r.takeLocal(r.pending)
 	}
@@ -32,7 +36,8 @@ func (r *run) dispatch(now time.Time) {
 	}
 	r.left.Add(-1)
 	r.computeHere()
-	r.onlyBusy = r.waitsForBusy(routes)
+	r.onlyBusy = r.waitsFor(routes, false)
+	r.onlyUnpaid = !r.onlyBusy && r.waitsFor(routes, true)
 }
 
 // askPeers sends the pending pairs to peers that are trusted so much; others stay pending.
@@ -111,10 +116,12 @@ func (r *run) busyNow(s *session, now time.Time) bool {
 	return false
 }
 
-// waitsForBusy says whether every pending pair has a worker that is only busy.
-func (r *run) waitsForBusy(routes *routes) bool {
+// waitsFor says whether every pending pair has a worker that is only busy, or wants to be paid.
+func (r *run) waitsFor(routes *routes, unpaid bool) bool {
 	return !slices.ContainsFunc(r.pending, func(pair int32) bool {
-		return !routes.has(r.call.IDs[pair], func(s *session) bool { return trust(s.trust.Load()) != banned })
+		return !routes.has(r.call.IDs[pair], func(s *session) bool {
+			return trust(s.trust.Load()) != banned && (unpaid || !slices.ContainsFunc(r.busy, func(b busyPeer) bool { return b.s == s && b.unpaid }))
+		})
 	})
 }
 
@@ -141,9 +148,8 @@ func (r *run) elsewhere(p *part) bool {
 
 // holdsHere says whether the backbone's own copy computes an expert of this call.
 func (r *run) holdsHere(expert int32) bool {
-	local := r.d.cfg.Local
-	return local != nil && !r.localFailed && r.program.local.ready.Load() &&
-		slices.ContainsFunc(local.Slices, func(s Slice) bool { return s.holds(r.program.layer, expert) })
+	return r.d.cfg.Local != nil && !r.localFailed && r.program.local.ready.Load() &&
+		r.d.held.set.Load().holds(r.program.layer, expert)
 }
 
 // ask sends the pairs chosen for a peer, in as many calls as its limits need.
@@ -158,7 +164,7 @@ func (r *run) ask(s *session, peer int32, now time.Time) {
 		}
 		from := c.source(pair)
 		if p != nil && (len(p.pairs) == mostPairs || from != last &&
-			(p.rows == s.offer.MaxRows || callSize(p.rows+1, len(p.pairs)+1, c.RowWidth) > MaxFrame)) {
+			(p.rows == s.offer.MaxRows || callSize(F32, p.rows+1, len(p.pairs)+1, c.RowWidth) > MaxFrame)) {
 			r.send(p, now)
 			p = nil
 		}
@@ -197,7 +203,7 @@ func (r *run) send(p *part, now time.Time) {
 	r.left.Add(1)
 	if err := p.send(now); err != nil {
 		r.left.Add(-1)
-		r.isBusy(p.s, now)
+		r.isBusy(p.s, now, false)
 		r.note(p.s, err)
 		if r.race.on {
 			for _, pair := range p.pairs {
@@ -252,16 +258,18 @@ func (d *Dispatcher) introduce(p *program) {
 // takeLocal moves the pairs that the backbone holds itself from list to here.
 func (r *run) takeLocal(list []int32) []int32 {
 	p := r.program
-	if !slices.ContainsFunc(r.d.cfg.Local.Slices, func(s Slice) bool {
-		return s.FirstLayer <= p.layer && p.layer < s.EndLayer
-	}) {
+	held := r.d.held.set.Load()
+	if r.localFailed || !held.some(p.layer) {
 		return list
 	}
 	if !p.local.ready.Load() {
 		r.d.introduce(p)
 	}
+	if !p.local.ready.Load() {
+		return list
+	}
 	return slices.DeleteFunc(list, func(pair int32) bool {
-		if !r.holdsHere(r.call.IDs[pair]) {
+		if !held.holds(p.layer, r.call.IDs[pair]) {
 			return false
 		}
 		r.here = append(r.here, pair)
@@ -300,6 +308,8 @@ func (r *run) computeHere() {
 			r.race.filled[pair] = true
 		}
 	}
-	d.ownPairs.Add(uint64(len(r.here)))
-	r.share("", len(r.here))
+	if !c.Draft {
+		d.ownPairs.Add(uint64(len(r.here)))
+		r.share("", len(r.here))
+	}
 }

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"net"
 	"strings"
 	"sync"
 	"testing"
@@ -366,39 +365,6 @@ func cancelled(t *testing.T, noLead bool) {
 	a.kernel.gate.Store(nil)
 	if err := d.Compute(t.Context(), call); err != nil { // the late answer is dropped
 		t.Error(err)
-	}
-}
-
-// TestCallsDoNotAllocate counts both sides, which share this process.
-func TestCallsDoNotAllocate(t *testing.T) {
-	if raceEnabled {
-		t.Skip("the race detector allocates")
-	}
-	w := newSwarm(t)
-	for i := range 2 {
-		worker, err := NewWorker(WorkerConfig{
-			Model: testModel, Kernel: mirror{testWidth}, Slices: []Slice{layerSlice(32*i, 32*i+32)},
-		})
-		if err != nil {
-			t.Fatal(err)
-		}
-		var wg sync.WaitGroup
-		t.Cleanup(func() { worker.Close(); wg.Wait() })
-		w.listen(fmt.Sprint(i), func(c net.Conn) { worker.Serve(context.Background(), c) }, &wg)
-	}
-	d := w.dispatcher(func(c *Config) { c.Heartbeat = time.Minute })
-	waitFor(t, d, "connected", connected)
-	call := testCall(0, 4, false)
-	compute := func() {
-		if err := d.Compute(t.Context(), call); err != nil {
-			t.Fatal(err)
-		}
-	}
-	for range 100 {
-		compute()
-	}
-	if n := testing.AllocsPerRun(500, compute); n != 0 {
-		t.Errorf("%v allocations per call", n)
 	}
 }
 

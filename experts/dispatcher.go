@@ -24,18 +24,15 @@ type Dialer interface {
 	Dial(ctx context.Context, peerID string) (net.Conn, error)
 }
 
-// Local is the backbone's own copy of some experts.
-type Local struct {
-	Kernel Kernel
-	Slices []Slice
-	First  bool // compute here whatever is here; else only what no peer computes
-}
-
 // Config configures a Dispatcher. Zero fields but the first two have the default stated.
 type Config struct {
 	Model  ModelID
 	Dialer Dialer
 	Local  *Local // nil: none
+
+	// Precision is that of rows to and from workers that offer it, where they fit it; others get
+	// f32. Only f32 gives what the backbone alone would compute: F32
+	Precision Precision
 
 	CoverageWait time.Duration // a call waits so long for a worker to return: 0
 	MinDeadline  time.Duration // of a call, however fast its peer is: 250 ms
@@ -59,6 +56,10 @@ type Config struct {
 	// is told.
 	Fault func(peerID string, reason error)
 
+	// Unpaid is told of a peer that computes no more until it knows that somebody pays. It does not
+	// wait, and does not call the Dispatcher. nil: nobody is told.
+	Unpaid func(peerID string)
+
 	// Served is told how many pairs of a call a worker computed that were accepted into its output,
 	// once the call is complete; the peer id is "" for Local. Hedged losers, failed calls and
 	// canaries are not told. It does not wait. nil: nobody is told.
@@ -80,6 +81,12 @@ func (c *Config) validate() error {
 	if c.Local != nil && c.Local.Kernel == nil {
 		return errors.New("experts: local experts without a kernel")
 	}
+	if c.Precision == 0 {
+		c.Precision = F32
+	}
+	if !slices.Contains(precisions, c.Precision) {
+		return fmt.Errorf("experts: dispatcher with %v", c.Precision)
+	}
 	defaults(&c.MinDeadline, 250*time.Millisecond)
 	defaults(&c.MaxDeadline, 10*time.Second)
 	defaults(&c.Heartbeat, time.Second)
@@ -92,6 +99,9 @@ func (c *Config) validate() error {
 	defaults(&c.MostDrawn, 4)
 	if c.Fault == nil {
 		c.Fault = func(string, error) {}
+	}
+	if c.Unpaid == nil {
+		c.Unpaid = func(string) {}
 	}
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
@@ -112,7 +122,9 @@ type Dispatcher struct {
 	runs     runList
 	local    sync.Mutex // guards cfg.Local.Kernel and the scratch of local calls
 	scratch  localScratch
+	held     holding       // what of cfg.Local.Kernel is used
 	ownPairs atomic.Uint64 // computed by cfg.Local
+	allPairs atomic.Uint64 // of calls that succeeded
 	hedges   hedges
 	draws    draws
 	starved  atomic.Int32 // calls with pairs that nobody serves
@@ -160,6 +172,9 @@ func NewDispatcher(cfg Config) (*Dispatcher, error) {
 	}
 	d.hedges.credit.Store(firstCredit)
 	d.programs.Store(&[][]*program{})
+	if cfg.Local != nil {
+		d.held.set.Store(newLocalSet(cfg.Local.Slices))
+	}
 	d.loops.Go(d.pulse)
 	return d, nil
 }

@@ -7,15 +7,21 @@
 //
 // Invariants:
 //   - Every row of an answer was computed by an expert that its pair names. There is no
-//     masked, zeroed or stale row: what nobody can compute is a *MissingError.
+//     masked, zeroed or stale row: what nobody can compute is a *MissingError. Only a call that
+//     says that it is a draft gets zeros for what is not here (draft.go).
 //   - Calls are pure, so a call that failed on one replica is repeated on another, and one that is
 //     late is asked of a second one too: at most a tenth of the calls (hedge.go).
 //   - What a worker offers is given calls only once a canary row of it came back, and is the one
 //     that the backbone's own copy or most other workers compute (canary.go).
+//   - What the backbone has itself may change while calls run (local.go): a Cache keeps what its
+//     router really chooses there (cache.go).
 //   - What a worker offers may change. It refuses nothing that was sent before the dispatcher
 //     knew of the change, and its kernel is asked for nothing that it was told to drop.
 //   - Of replicas that are about as near and fast each gets a share of the calls. While a seed is
 //     set, the seed says which one of the soonest is asked first (draw.go).
+//   - Rows are exact (f32) unless Config.Precision says otherwise and the worker offers that. An
+//     answer has a row for each pair, not their weighted sum: the router's weights do not come
+//     with a call (docs/performance.md says what sums would save, and what they would take).
 //   - What a peer sends is bounded before memory is taken for it: frames by MaxFrame, calls by
 //     the limits that the worker offers, the queue by its calls and bytes.
 //   - A worker keeps a program as long as a session uses it, and few of one peer, so that no

@@ -27,11 +27,12 @@ const (
 	CodeKernel                   // the kernel failed
 	CodeClosing                  // the worker is stopping
 	CodeRights                   // this peer is not served here; the session ends
+	CodeUnpaid                   // it is not known that somebody pays: show that, or go elsewhere
 
-	lastCode = CodeRights
+	lastCode = CodeUnpaid
 )
 
-var codeNames = [...]string{"", "protocol", "busy", "expired", "expert", "program", "limit", "kernel", "closing", "rights"}
+var codeNames = [...]string{"", "protocol", "busy", "expired", "expert", "program", "limit", "kernel", "closing", "rights", "unpaid"}
 
 func (c Code) String() string {
 	if c > 0 && int(c) < len(codeNames) {

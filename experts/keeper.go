@@ -171,6 +171,3 @@ func (s *session) troubleLocked() string {
 	}
 	return text
 }
-
-// LocalPairs returns the number of pairs that the backbone's own copy computed.
-func (d *Dispatcher) LocalPairs() uint64 { return d.ownPairs.Load() }

@@ -17,9 +17,10 @@ var errGone = errors.New("the session has just ended")
 type part struct {
 	run   *run
 	s     *session
-	pairs []int32 // positions in the call, ascending
-	rows  int     // distinct rows of these
-	size  int     // payload bytes
+	pairs []int32   // positions in the call, ascending
+	rows  int       // distinct rows of these
+	size  int       // payload bytes
+	as    Precision // of its rows and the answer
 
 	id       uint64
 	ahead    int // pairs that the worker was working on
@@ -50,7 +51,8 @@ func (c *Call) source(pair int32) int32 {
 func (p *part) send(now time.Time) error {
 	s, c := p.s, p.run.call
 	cfg := &s.d.cfg
-	p.size = callSize(p.rows, len(p.pairs), c.RowWidth)
+	p.as = p.precision()
+	p.size = callSize(p.as, p.rows, len(p.pairs), c.RowWidth)
 	p.ahead = int(s.queued.Load())
 	late, wait := s.lat.limits(p.ahead + len(p.pairs))
 	wait = max(cfg.MinDeadline, min(cfg.MaxDeadline, wait))
@@ -97,15 +99,36 @@ func (p *part) send(now time.Time) error {
 	return nil
 }
 
+// precision is that of the session, if the part's rows fit it.
+func (p *part) precision() Precision {
+	if p.s.precision == F32 {
+		return F32
+	}
+	c, last := p.run.call, int32(-1)
+	for _, pair := range p.pairs {
+		if from := c.source(pair); from != last {
+			last = from
+			if !p.s.precision.fits(c.inputRow(from)) {
+				return F32
+			}
+		}
+	}
+	return p.s.precision
+}
+
+// inputRow is a row by its index.
+func (c *Call) inputRow(i int32) []float32 { return c.Rows[int(i)*c.RowWidth:][:c.RowWidth] }
+
 // lay writes the call into a payload.
 func (p *part) lay(payload []byte, millis uint32) {
 	c, w := p.run.call, p.run.call.RowWidth
-	f := layCall(payload, p.run.program.number, millis, p.rows, len(p.pairs), w)
+	f := layCall(payload, callFrame{program: p.run.program.number, deadline: millis, precision: p.as, rows: p.rows, width: w}, len(p.pairs))
+	size := p.as.size(1, w)
 	row, last := int32(-1), int32(-1)
 	for i, pair := range p.pairs {
 		if from := c.source(pair); from != last {
 			row, last = row+1, from
-			copy(f.rows[int(row)*w:], c.Rows[int(from)*w:int(from+1)*w])
+			p.as.put(f.data[int(row)*size:][:size], c.inputRow(from), w)
 		}
 		f.row[i], f.expert[i] = row, c.IDs[pair]
 	}
@@ -113,20 +136,22 @@ func (p *part) lay(payload []byte, millis uint32) {
 
 // fill writes an answer into Call.Out, if all of it is good.
 func (p *part) fill(payload []byte) error {
-	c := p.run.call
-	w := 4 * c.OutWidth
-	if want := len(p.pairs) * w; len(payload) != want {
+	c, as := p.run.call, p.as
+	if len(payload) == F32.size(len(p.pairs), c.OutWidth) {
+		as = F32
+	}
+	if want := as.size(len(p.pairs), c.OutWidth); len(payload) != want {
 		return fmt.Errorf("answer of %d bytes, want %d", len(payload), want)
 	}
-	if !finite(payload) {
+	if !as.finite(payload, c.OutWidth) {
 		return fmt.Errorf("answer with numbers that are not finite")
 	}
-	out := float32s(payload)
+	size := as.size(1, c.OutWidth)
 	for i, pair := range p.pairs {
 		if p.hedged && !p.run.race.claims[pair].CompareAndSwap(0, 1) {
 			continue
 		}
-		copy(c.Out[int(pair)*c.OutWidth:][:c.OutWidth], out[i*c.OutWidth:])
+		as.get(c.Out[int(pair)*c.OutWidth:][:c.OutWidth], payload[i*size:][:size], c.OutWidth)
 		p.filled++
 	}
 	return nil

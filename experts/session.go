@@ -46,6 +46,8 @@ type session struct {
 	tally *tally
 	offer offer // Slices is guarded by Dispatcher.mu
 
+	precision Precision // of calls whose rows fit it
+
 	lat    latency
 	queued atomic.Int32  // pairs sent and not answered
 	trust  atomic.Int32  // a trust; written under mu
@@ -110,7 +112,11 @@ func (s *session) handshake(ctx context.Context) error {
 	if s.offer, err = decodeOffer(f.Payload); err != nil {
 		return violation(err)
 	}
-	if err := s.write(frameWant, 0, encodeControl(want{wireVersion, s.d.cfg.Model, F32})); err != nil {
+	s.precision = F32
+	if slices.Contains(s.offer.Precisions, s.d.cfg.Precision) {
+		s.precision = s.d.cfg.Precision
+	}
+	if err := s.write(frameWant, 0, encodeControl(want{wireVersion, s.d.cfg.Model, s.precision})); err != nil {
 		return fmt.Errorf("answer to the offer: %w", err)
 	}
 	if s.offer.Model != s.d.cfg.Model {
@@ -263,6 +269,8 @@ func (s *session) failed(f p2p.Frame) error {
 	}
 	switch e.Code {
 	case CodeBusy:
+	case CodeUnpaid:
+		s.d.cfg.Unpaid(s.peer)
 	case CodeClosing:
 		s.d.leave(s)
 	case CodeExpired:

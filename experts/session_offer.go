@@ -2,6 +2,7 @@ package experts
 
 import (
 	"fmt"
+	"slices"
 
 	"kvasird/p2p"
 )
@@ -34,7 +35,8 @@ func (s *session) reoffer(f p2p.Frame) error {
 		return violation(fmt.Errorf("offer %d before offer %d was taken", f.ID, last.id))
 	case o.Model != s.offer.Model:
 		return violation(&WrongModelError{Offered: o.Model, Wanted: s.offer.Model})
-	case o.MaxRows != s.offer.MaxRows || o.MaxPairs != s.offer.MaxPairs || o.Queue != s.offer.Queue:
+	case o.MaxRows != s.offer.MaxRows || o.MaxPairs != s.offer.MaxPairs || o.Queue != s.offer.Queue ||
+		!slices.Equal(o.Precisions, s.offer.Precisions):
 		return violation(fmt.Errorf("offer %d has other limits than the first one", f.ID))
 	}
 	s.d.reoffer(s, o.Slices, o.State)
@@ -101,8 +103,8 @@ func (d *Dispatcher) needs(s *session) bool {
 				left = subtract(left, other.proved)
 			}
 		}
-		if d.cfg.Local != nil {
-			left = subtract(left, spansOf(d.cfg.Local.Slices, p.layer))
+		if local := d.cfg.Local; local != nil && !local.First { // a cache may give up what it has
+			left = subtract(left, spansOf(d.held.set.Load().slices, p.layer))
 		}
 		if len(left) > 0 {
 			return true

@@ -3,6 +3,7 @@ package experts
 import (
 	"encoding/binary"
 	"errors"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -52,6 +53,9 @@ func TestHostileOffers(t *testing.T) {
 		}, "empty or out of bounds"},
 		{"other model", func(s *script, o offer) { send(s, 1, with(o, func(o *offer) { o.Model = "blake3:x" })) }, "blake3:x"},
 		{"other limits", func(s *script, o offer) { send(s, 1, with(o, func(o *offer) { o.MaxPairs = 1 })) }, "other limits"},
+		{"other precisions", func(s *script, o offer) {
+			send(s, 1, with(o, func(o *offer) { o.Precisions = append(slices.Clone(o.Precisions), BF16) }))
+		}, "other limits"},
 		{"unknown state", func(s *script, o offer) { send(s, 1, with(o, func(o *offer) { o.State = 9 })) }, "state 9"},
 		{"frame of the other side", func(s *script, _ offer) { s.send(frameTaken, 0, []byte{0}) }, "type 12"},
 	}

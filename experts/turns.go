@@ -159,7 +159,7 @@ func (r *run) lead() (attention bool) {
 	}
 	for _, p := range r.parts {
 		s := p.s
-		if p.done.Load() || 4*len(p.pairs)*r.call.OutWidth > leadBytes || !s.rmu.TryLock() {
+		if p.done.Load() || p.as.size(len(p.pairs), r.call.OutWidth) > leadBytes || !s.rmu.TryLock() {
 			continue
 		}
 		s.led.Store(true)

@@ -1,6 +1,6 @@
 package experts
 
-// The wire format of /kvasir/<net>/experts/1, version 2.
+// The wire format of /kvasir/<net>/experts/1, version 3.
 //
 // Frames are those of package p2p: a 16-byte header (payload length, type, flags, request id)
 // and a payload. Flags are 0. Integers and floats are little-endian. A payload has exactly the
@@ -14,7 +14,9 @@ package experts
 //	3 PROGRAM   dispatcher  request   number u32, layer u32, program bytes (1 to MaxProgram)
 //	4 RESULT    worker      request   row width u32, out width u32; answers PROGRAM
 //	5 CALL      dispatcher  request   see below
-//	6 REPLY     worker      request   out rows, one per pair, in the order of the pairs
+//	6 REPLY     worker      request   out rows, one per pair, in the order of the pairs, in the
+//	                                  precision of the call, or in f32 where that could not hold
+//	                                  them: the length says which
 //	7 ERROR     worker      request   code u16, zero u16, UTF-8 text (up to maxText bytes);
 //	                                  answers PROGRAM or CALL. Id 0: the session ends
 //	8 CANCEL    dispatcher  request   empty; the call need not be answered
@@ -28,14 +30,14 @@ package experts
 // MaxPrograms, which names that program for the rest of the session.
 //
 //	CALL    0  program number u32
-//	        4  precision u8 (of rows and reply), zero u8, zero u16
+//	        4  precision u8 (of rows and reply): f32 or the one of WANT; zero u8, zero u16
 //	        8  deadline u32, milliseconds from arrival, not 0
 //	       12  rows u32
 //	       16  pairs u32
 //	       20  row width u32, elements
 //	       24  row index of each pair, u32
 //	           global expert id of each pair, u32
-//	           rows, raw
+//	           rows, one after the other, each encoded as precision.go says
 //
 // OFFER and WANT are deterministic CBOR maps with integer keys; decoding refuses any other
 // encoding of the same value, unknown keys and keys given twice.
@@ -44,6 +46,9 @@ package experts
 //	       4 most rows per call, 5 most pairs per call, 6 calls outstanding per session,
 //	       7 precisions, a byte each, as a byte string, 8 state: 0 serving, 1 leaving
 //	WANT   1 wire version, 2 model id, 3 precision
+//
+// A worker offers f32 and what else it can; WANT names one of these. Whatever the precision, a
+// call and its reply are no larger than MaxFrame in f32.
 //
 // Both sides compare the model ids; where they differ both end the session. A worker may have
 // no slices yet. Slices do not overlap.
@@ -55,7 +60,7 @@ package experts
 // worker computes what it is sent, and is sent only what no other computes; TAKEN may be
 // repeated when "needed" changes.
 //
-// Version 1 had neither these later offers, nor TAKEN, state, workers without slices, nor
+// Version 2 had no error 10. Version 1 had neither these later offers, nor TAKEN, state, workers without slices, nor
 // error 9.
 
 import (
@@ -70,7 +75,7 @@ import (
 )
 
 const (
-	wireVersion = 2
+	wireVersion = 3
 
 	// MaxFrame bounds the payload of every frame, in bytes. Larger calls travel in pieces.
 	MaxFrame = 8 << 20
@@ -103,12 +108,6 @@ const (
 	frameGoAway
 	frameTaken
 )
-
-// Precision is the element type of rows on the wire.
-type Precision uint8
-
-// F32 is exact and the only precision of version 1; 2 to 4 are kept for f16, bf16 and q8.
-const F32 Precision = 1
 
 // ModelID names a model by the hash over its manifest, as text.
 type ModelID string
@@ -247,8 +246,8 @@ func decodeWant(payload []byte) (w want, err error) {
 	if err := w.Model.validate(); err != nil {
 		return w, fmt.Errorf("want: %w", err)
 	}
-	if w.Precision != F32 {
-		return w, fmt.Errorf("want: precision %d is not offered", w.Precision)
+	if !slices.Contains(precisions, w.Precision) {
+		return w, fmt.Errorf("want: %v is not offered", w.Precision)
 	}
 	return w, nil
 }
@@ -314,49 +313,61 @@ func decodeError(payload []byte) (*RemoteError, error) {
 type callFrame struct {
 	program     uint32
 	deadline    uint32 // milliseconds
-	width       int
+	precision   Precision
+	rows, width int
 	row, expert []int32
-	rows        []float32
+	data        []byte // the rows, encoded
 }
 
 // callSize is the payload length of a call.
-func callSize(rows, pairs, width int) int { return callHead + 8*pairs + 4*rows*width }
-
-// layCall writes the header of a call into payload, which has the size that callSize says, and
-// returns views of the rest, to be filled.
-func layCall(payload []byte, program, deadline uint32, rows, pairs, width int) callFrame {
-	le := binary.LittleEndian
-	le.PutUint32(payload, program)
-	le.PutUint32(payload[4:], uint32(F32))
-	le.PutUint32(payload[8:], deadline)
-	le.PutUint32(payload[12:], uint32(rows))
-	le.PutUint32(payload[16:], uint32(pairs))
-	le.PutUint32(payload[20:], uint32(width))
-	return viewCall(payload, program, deadline, pairs, width)
+func callSize(p Precision, rows, pairs, width int) int {
+	return callHead + 8*pairs + p.size(rows, width)
 }
 
-func viewCall(payload []byte, program, deadline uint32, pairs, width int) callFrame {
+// size is the call's payload length in f32.
+func (c *callFrame) size() int { return callSize(F32, c.rows, len(c.row), c.width) }
+
+// appendRows decodes the rows to the end of dst.
+func (c *callFrame) appendRows(dst []float32) []float32 {
+	from := len(dst)
+	dst = slices.Grow(dst, c.rows*c.width)[:from+c.rows*c.width]
+	c.precision.get(dst[from:], c.data, c.width)
+	return dst
+}
+
+// layCall writes the header of a call into payload, which has the size that callSize says, and
+// returns views of the rest, to be filled. Of c the first five fields are given.
+func layCall(payload []byte, c callFrame, pairs int) callFrame {
+	le := binary.LittleEndian
+	le.PutUint32(payload, c.program)
+	le.PutUint32(payload[4:], uint32(c.precision))
+	le.PutUint32(payload[8:], c.deadline)
+	le.PutUint32(payload[12:], uint32(c.rows))
+	le.PutUint32(payload[16:], uint32(pairs))
+	le.PutUint32(payload[20:], uint32(c.width))
+	c.view(payload, pairs)
+	return c
+}
+
+func (c *callFrame) view(payload []byte, pairs int) {
 	ids := int32s(payload[callHead : callHead+8*pairs])
-	return callFrame{
-		program: program, deadline: deadline, width: width,
-		row: ids[:pairs:pairs], expert: ids[pairs:],
-		rows: float32s(payload[callHead+8*pairs:]),
-	}
+	c.row, c.expert = ids[:pairs:pairs], ids[pairs:]
+	c.data = payload[callHead+8*pairs:]
 }
 
 // decodeCall checks a call against the limits of the receiver and returns views of payload.
-// Expert ids are only known to be in [0, maxCount).
-func decodeCall(payload []byte, maxRows, maxPairs int) (c callFrame, err error) {
+// Its rows are in f32 or in what was agreed. Expert ids are only known to be in [0, maxCount).
+func decodeCall(payload []byte, agreed Precision, maxRows, maxPairs int) (c callFrame, err error) {
 	if len(payload) < callHead {
 		return c, fmt.Errorf("call of %d bytes, want at least %d", len(payload), callHead)
 	}
 	le := binary.LittleEndian
-	if p := le.Uint32(payload[4:]); p != uint32(F32) {
-		return c, fmt.Errorf("call with precision word %#x, want %#x", p, F32)
-	}
+	precision := le.Uint32(payload[4:])
 	program, deadline := le.Uint32(payload), le.Uint32(payload[8:])
 	rows, pairs, width := le.Uint32(payload[12:]), le.Uint32(payload[16:]), le.Uint32(payload[20:])
 	switch {
+	case precision != uint32(F32) && precision != uint32(agreed):
+		return c, fmt.Errorf("call with precision word %#x, want %#x or %#x", precision, uint32(F32), uint32(agreed))
 	case program >= MaxPrograms:
 		return c, fmt.Errorf("call of program %d, at most %d", program, MaxPrograms-1)
 	case deadline == 0:
@@ -368,20 +379,33 @@ func decodeCall(payload []byte, maxRows, maxPairs int) (c callFrame, err error) 
 	case width == 0 || width > MaxWidth:
 		return c, fmt.Errorf("call with rows of %d, want 1 to %d", width, MaxWidth)
 	}
+	c = callFrame{program: program, deadline: deadline, precision: Precision(precision), rows: int(rows), width: int(width)}
 	// No overflow: each factor is at most 2^20.
-	if want := callHead + 8*int64(pairs) + 4*int64(rows)*int64(width); int64(len(payload)) != want {
+	if n := callHead + 8*int64(pairs) + 4*int64(rows)*int64(width); n > MaxFrame {
+		return c, fmt.Errorf("call of %d bytes in f32, at most %d", n, MaxFrame)
+	}
+	if want := callSize(c.precision, c.rows, int(pairs), c.width); len(payload) != want {
 		return c, fmt.Errorf("call of %d bytes, its counts say %d", len(payload), want)
 	}
-	c = viewCall(payload, program, deadline, int(pairs), int(width))
+	c.view(payload, int(pairs))
+	return c, c.checkData()
+}
+
+// checkData checks what the pairs name, and that rows which are not f32 are finite: their
+// sender could not have encoded others.
+func (c *callFrame) checkData() error {
 	for i, r := range c.row {
-		if uint32(r) >= rows {
-			return c, fmt.Errorf("pair %d names row %d of %d", i, uint32(r), rows)
+		if uint32(r) >= uint32(c.rows) {
+			return fmt.Errorf("pair %d names row %d of %d", i, uint32(r), c.rows)
 		}
 		if uint32(c.expert[i]) >= maxCount {
-			return c, fmt.Errorf("pair %d names expert %d, at most %d", i, uint32(c.expert[i]), maxCount-1)
+			return fmt.Errorf("pair %d names expert %d, at most %d", i, uint32(c.expert[i]), maxCount-1)
 		}
 	}
-	return c, nil
+	if c.precision != F32 && !c.precision.finite(c.data, c.width) {
+		return fmt.Errorf("call with %v rows that are not finite", c.precision)
+	}
+	return nil
 }
 
 // hostIsLittleEndian is what lets the wire's bytes be used in place as numbers.

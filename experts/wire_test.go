@@ -12,18 +12,20 @@ import (
 
 func testOffer() offer {
 	return offer{
-		Version: 2, Model: "m", Slices: []Slice{{FirstLayer: 0, EndLayer: 2, FirstExpert: 16, EndExpert: 300}},
+		Version: 3, Model: "m", Slices: []Slice{{FirstLayer: 0, EndLayer: 2, FirstExpert: 16, EndExpert: 300}},
 		MaxRows: 4096, MaxPairs: 10, Queue: 64, Precisions: []Precision{F32},
 	}
 }
 
 // testPayload is a call of program 7 with two pairs over one row of two elements.
-func testPayload() []byte {
-	b := make([]byte, callSize(1, 2, 2))
-	c := layCall(b, 7, 250, 1, 2, 2)
+func testPayload() []byte { return testPayloadAs(F32) }
+
+func testPayloadAs(p Precision) []byte {
+	b := make([]byte, callSize(p, 1, 2, 2))
+	c := layCall(b, callFrame{program: 7, deadline: 250, precision: p, rows: 1, width: 2}, 2)
 	copy(c.row, []int32{0, 0})
 	copy(c.expert, []int32{5, 258})
-	copy(c.rows, []float32{1, -2})
+	p.put(c.data, []float32{1, -2}, 2)
 	return b
 }
 
@@ -33,13 +35,15 @@ func TestGoldenBytes(t *testing.T) {
 		got  []byte
 		want string
 	}{
-		{"offer", encodeControl(testOffer()), "a8 0102 02616d 0381840002101901 2c 04191000 050a 061840 074101 0800"},
-		{"want", encodeControl(want{2, "m", F32}), "a3 0102 02616d 0301"},
+		{"offer", encodeControl(testOffer()), "a8 0103 02616d 0381840002101901 2c 04191000 050a 061840 074101 0800"},
+		{"want", encodeControl(want{3, "m", F32}), "a3 0103 02616d 0301"},
 		{"program", putProgram(nil, 3, 48, []byte{0xaa, 0xbb}), "03000000 30000000 aabb"},
 		{"result", putResult(nil, 3072, 1024), "000c0000 00040000"},
 		{"error", putError(nil, CodeBusy, "full"), "0200 0000 66756c6c"},
 		{"call", testPayload(), "07000000 01000000 fa000000 01000000 02000000 02000000" +
 			"00000000 00000000 05000000 02010000 0000803f 000000c0"},
+		{"call in q8", testPayloadAs(Q8), "07000000 04000000 fa000000 01000000 02000000 02000000" +
+			"00000000 00000000 05000000 02010000 823c 3f 82"},
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
@@ -71,8 +75,8 @@ func TestRoundTrips(t *testing.T) {
 	if err != nil || !reflect.DeepEqual(o, testOffer()) {
 		t.Errorf("offer: got %+v, %v", o, err)
 	}
-	w, err := decodeWant(encodeControl(want{2, "m", F32}))
-	if err != nil || w != (want{2, "m", F32}) {
+	w, err := decodeWant(encodeControl(want{3, "m", F32}))
+	if err != nil || w != (want{3, "m", F32}) {
 		t.Errorf("want: got %+v, %v", w, err)
 	}
 	n, layer, program, err := decodeProgram(putProgram(nil, 3, 48, []byte("abc")))
@@ -83,10 +87,12 @@ func TestRoundTrips(t *testing.T) {
 	if err != nil || e.Code != CodeKernel || e.Text != strings.Repeat("é", maxText/2) {
 		t.Errorf("error: got %v, %v", e, err)
 	}
-	c, err := decodeCall(testPayload(), 1, 2)
-	if err != nil || c.program != 7 || c.deadline != 250 || c.width != 2 ||
-		!slices.Equal(c.row, []int32{0, 0}) || !slices.Equal(c.expert, []int32{5, 258}) || !slices.Equal(c.rows, []float32{1, -2}) {
-		t.Errorf("call: got %+v, %v", c, err)
+	for _, p := range []Precision{F32, F16, BF16} { // which hold these numbers exactly
+		c, err := decodeCall(testPayloadAs(p), p, 1, 2)
+		if err != nil || c.program != 7 || c.deadline != 250 || c.width != 2 || c.precision != p ||
+			!slices.Equal(c.row, []int32{0, 0}) || !slices.Equal(c.expert, []int32{5, 258}) || !slices.Equal(c.appendRows(nil), []float32{1, -2}) {
+			t.Errorf("call: got %+v, %v", c, err)
+		}
 	}
 }
 
@@ -108,7 +114,7 @@ func TestRefusals(t *testing.T) {
 	programOf := func(b []byte) error { _, _, _, err := decodeProgram(b); return err }
 	resultOf := func(b []byte) error { _, _, err := decodeResult(b); return err }
 	errorOf := func(b []byte) error { _, err := decodeError(b); return err }
-	callOf := func(b []byte) error { _, err := decodeCall(b, 1, 2); return err }
+	callOf := func(b []byte) error { _, err := decodeCall(b, F16, 1, 2); return err }
 	max32 := []byte{0xff, 0xff, 0xff, 0xff}
 	tests := []struct {
 		name    string
@@ -143,8 +149,8 @@ func TestRefusals(t *testing.T) {
 		{"want: long integer", wantOf, []byte{0xa3, 1, 0x18, 1, 2, 0x61, 'm', 3, 1}, "deterministic"},
 		{"want: indefinite length", wantOf, []byte{0xbf, 1, 1, 2, 0x61, 'm', 3, 1, 0xff}, "indefinite"},
 		{"want: version", wantOf, encodeControl(want{7, "m", F32}), "wire version 7"},
-		{"want: precision", wantOf, encodeControl(want{2, "m", 3}), "precision 3"},
-		{"want: no model", wantOf, encodeControl(want{2, "", F32}), "model id"},
+		{"want: precision", wantOf, encodeControl(want{3, "m", 5}), "precision 5"},
+		{"want: no model", wantOf, encodeControl(want{3, "", F32}), "model id"},
 		{"program: empty", programOf, putProgram(nil, 0, 0, nil), "want 9"},
 		{"program: too long", programOf, putProgram(nil, 0, 0, make([]byte, MaxProgram+1)), "want 9"},
 		{"program: number", programOf, putProgram(nil, MaxPrograms, 0, []byte{1}), "program number"},
@@ -160,7 +166,10 @@ func TestRefusals(t *testing.T) {
 		{"error: not utf-8", errorOf, []byte{1, 0, 0, 0, 0xff}, "malformed"},
 		{"call: short", callOf, testPayload()[:callHead-1], "at least"},
 		{"call: program", callOf, callWith(0, max32...), "call of program"},
-		{"call: precision", callOf, callWith(4, 3), "precision"},
+		{"call: precision that was not agreed", callOf, testPayloadAs(BF16), "precision word 0x3, want 0x1 or 0x2"},
+		{"call: precision 0", callOf, callWith(4, 0), "precision word 0x0"},
+		{"call: f16 of the size of f32", callOf, callWith(4, 2), "its counts say"},
+		{"call: not finite", callOf, append(testPayloadAs(F16)[:callHead+16], 0, 0x3c, 0, 0x7c), "f16 rows that are not finite"},
 		{"call: padding", callOf, callWith(6, 1), "precision"},
 		{"call: no deadline", callOf, callWith(8, 0, 0, 0, 0), "deadline"},
 		{"call: no rows", callOf, callWith(12, 0), "0 rows"},
@@ -170,7 +179,7 @@ func TestRefusals(t *testing.T) {
 		{"call: pairs beyond the limit", callOf, callWith(16, 3), "3 pairs"},
 		{"call: no width", callOf, callWith(20, 0), "rows of 0"},
 		{"call: huge width", callOf, callWith(20, max32...), "rows of"},
-		{"call: truncated", callOf, testPayload()[:callSize(1, 2, 2)-4], "its counts say"},
+		{"call: truncated", callOf, testPayload()[:callSize(F32, 1, 2, 2)-4], "its counts say"},
 		{"call: trailing bytes", callOf, append(testPayload(), 0, 0, 0, 0), "its counts say"},
 		{"call: row out of bounds", callOf, callWith(24, 1), "names row 1"},
 		{"call: negative row", callOf, callWith(24, max32...), "names row"},
@@ -192,7 +201,7 @@ func TestCountsDoNotOverflow(t *testing.T) {
 	for at, v := range map[int]uint32{4: 1, 8: 1, 12: 1 << 20, 16: 1 << 20, 20: MaxWidth} {
 		b[at], b[at+1], b[at+2], b[at+3] = byte(v), byte(v>>8), byte(v>>16), byte(v>>24)
 	}
-	if _, err := decodeCall(b, maxCount, maxCount); err == nil || !strings.Contains(err.Error(), "counts say") {
+	if _, err := decodeCall(b, F32, maxCount, maxCount); err == nil || !strings.Contains(err.Error(), "in f32, at most") {
 		t.Errorf("got %v", err)
 	}
 }
@@ -254,7 +263,7 @@ func FuzzOffer(f *testing.F) {
 }
 
 func FuzzWant(f *testing.F) {
-	f.Add(encodeControl(want{2, "m", F32}))
+	f.Add(encodeControl(want{3, "m", F32}))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		if w, err := decodeWant(b); err == nil && string(encodeControl(w)) != string(b) {
 			t.Errorf("%x decodes to %+v, which encodes differently", b, w)
@@ -263,20 +272,27 @@ func FuzzWant(f *testing.F) {
 }
 
 func FuzzCall(f *testing.F) {
-	f.Add(testPayload(), uint16(4), uint16(4))
-	f.Fuzz(func(t *testing.T, b []byte, mostRows, mostPairs uint16) {
-		maxRows, maxPairs := int(mostRows), int(mostPairs)
-		c, err := decodeCall(slices.Clone(b), maxRows, maxPairs)
+	for _, p := range precisions {
+		f.Add(testPayloadAs(p), uint8(p), uint16(4), uint16(4))
+	}
+	f.Fuzz(func(t *testing.T, b []byte, agreed uint8, mostRows, mostPairs uint16) {
+		p, maxRows, maxPairs := Precision(agreed), int(mostRows), int(mostPairs)
+		if !slices.Contains(precisions, p) {
+			return
+		}
+		c, err := decodeCall(slices.Clone(b), p, maxRows, maxPairs)
 		if err != nil {
 			return
 		}
-		rows := len(c.rows) / c.width
-		if rows > maxRows || len(c.row) > maxPairs || len(c.row) != len(c.expert) {
-			t.Fatalf("accepted %d rows, %d pairs", rows, len(c.row))
+		if c.rows > maxRows || len(c.row) > maxPairs || len(c.row) != len(c.expert) || c.size() > MaxFrame {
+			t.Fatalf("accepted %d rows, %d pairs, %d bytes", c.rows, len(c.row), c.size())
 		}
-		again := make([]byte, callSize(rows, len(c.row), c.width))
-		d := layCall(again, c.program, c.deadline, rows, len(c.row), c.width)
-		copy(float32s(again[len(again)-4*len(c.rows):]), c.rows)
+		if got := c.appendRows(nil); len(got) != c.rows*c.width {
+			t.Fatalf("%d elements of %d rows of %d", len(got), c.rows, c.width)
+		}
+		again := make([]byte, callSize(c.precision, c.rows, len(c.row), c.width))
+		d := layCall(again, c, len(c.row))
+		copy(d.data, c.data)
 		copy(d.row, c.row)
 		copy(d.expert, c.expert)
 		if string(again) != string(b) {

@@ -38,6 +38,10 @@ type WorkerConfig struct {
 	// not wait, and does not call the Worker. nil: everyone may.
 	Admit func(peer string) error
 
+	// Allow says why pairs of a peer are not computed now, right before they would be: the peer is
+	// told that with CodeUnpaid, and may call again. It does not wait. nil: all are.
+	Allow func(peer string, layer, pairs int) error
+
 	// Computed is told of the pairs of a peer that were computed and whose answer is about to go, one
 	// call or several at a time. It does not wait. nil: nobody is told.
 	Computed func(peer string, layer, pairs int)
@@ -95,7 +99,7 @@ func defaults[T int | time.Duration](field *T, value T) {
 func (c *WorkerConfig) offered(state workerState) offer {
 	return offer{
 		Version: wireVersion, Model: c.Model, Slices: c.Slices, MaxRows: c.MaxRows,
-		MaxPairs: c.MaxPairs, Queue: c.SessionQueue, Precisions: []Precision{F32}, State: state,
+		MaxPairs: c.MaxPairs, Queue: c.SessionQueue, Precisions: precisions, State: state,
 	}
 }
 

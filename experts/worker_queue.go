@@ -16,7 +16,8 @@ type job struct {
 	payload []byte
 	call    callFrame // views of payload
 	expires time.Time
-	reply   *buffer // made when computed
+	refused *RemoteError // instead of being computed
+	reply   *buffer      // made when computed; nil: not yet
 }
 
 var jobs = sync.Pool{New: func() any { return new(job) }}
@@ -26,13 +27,13 @@ func (j *job) release() {
 	jobs.Put(j)
 }
 
-// bytes is what a job costs the queue.
-func (j *job) bytes() int { return len(j.payload) + 4*len(j.call.row)*j.program.outWidth }
+// bytes is what a job costs the queue. Its rows count as they are computed, in f32.
+func (j *job) bytes() int { return j.call.size() + F32.size(len(j.call.row), j.program.outWidth) }
 
 // batchScratch gathers the calls that are computed together.
 type batchScratch struct {
 	jobs        []*job
-	late        []*job // taken from the queue after their deadline
+	late        []*job // taken from the queue after their deadline, or refused
 	row, expert []int32
 	rows, out   []float32
 }
@@ -45,7 +46,7 @@ func (w *Worker) enqueue(s *workerSession, id uint64, p *workerProgram, epoch ui
 	j := jobs.Get().(*job)
 	j.session, j.id, j.program, j.epoch = s, id, p, epoch
 	j.payload = append(j.payload[:0], payload...)
-	j.call, _ = decodeCall(j.payload, w.cfg.MaxRows, w.cfg.MaxPairs) // checked before
+	j.call, _ = decodeCall(j.payload, s.agreed, w.cfg.MaxRows, w.cfg.MaxPairs) // checked before
 	j.expires = time.Now().Add(time.Duration(j.call.deadline) * time.Millisecond)
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -134,6 +135,10 @@ func (w *Worker) take(now time.Time) {
 			b.late = append(b.late, j)
 		case len(b.jobs) == 0 ||
 			j.program == b.jobs[0].program && pairs+len(j.call.row) <= w.cfg.BatchPairs:
+			if j.refused = w.unpaid(j.session, j.program, len(j.call.row)); j.refused != nil {
+				b.late = append(b.late, j)
+				break
+			}
 			b.jobs = append(b.jobs, j)
 			pairs += len(j.call.row)
 		default:
@@ -152,30 +157,30 @@ func (w *Worker) compute() error {
 		return nil
 	}
 	p := b.jobs[0].program
-	for _, j := range b.jobs {
-		j.reply = getBuffer(4 * len(j.call.row) * p.outWidth)
-	}
-	if len(b.jobs) == 1 {
-		c := &b.jobs[0].call
-		return w.computeLocked(p, c.rows, c.row, c.expert, float32s(b.jobs[0].reply.b))
+	if j := b.jobs[0]; len(b.jobs) == 1 && j.call.precision == F32 {
+		j.reply = getBuffer(F32.size(len(j.call.row), p.outWidth))
+		return w.computeLocked(p, float32s(j.call.data), j.call.row, j.call.expert, float32s(j.reply.b))
 	}
 	b.rows, b.row, b.expert = b.rows[:0], b.row[:0], b.expert[:0]
 	for _, j := range b.jobs {
 		first := int32(len(b.rows) / p.rowWidth)
-		b.rows = append(b.rows, j.call.rows...)
+		b.rows = j.call.appendRows(b.rows)
 		b.expert = append(b.expert, j.call.expert...)
 		for _, r := range j.call.row {
 			b.row = append(b.row, first+r)
 		}
 	}
-	b.out = slices.Grow(b.out[:0], len(b.row)*p.outWidth)[:len(b.row)*p.outWidth]
+	b.out = sized(b.out, len(b.row)*p.outWidth)
 	if err := w.computeLocked(p, b.rows, b.row, b.expert, b.out); err != nil {
 		return err
 	}
 	out := b.out
 	for _, j := range b.jobs {
-		n := copy(float32s(j.reply.b), out)
-		out = out[n:]
+		own := out[:len(j.call.row)*p.outWidth]
+		out = out[len(own):]
+		reply := j.call.precision.orF32(own)
+		j.reply = getBuffer(reply.size(len(j.call.row), p.outWidth))
+		reply.put(j.reply.b, own, p.outWidth)
 	}
 	return nil
 }
@@ -186,6 +191,17 @@ func (w *Worker) computeLocked(p *workerProgram, rows []float32, row, expert []i
 	err := w.cfg.Kernel.Compute(p.kernel, rows, row, expert, out)
 	smooth(&w.perPair, max(1, float64(time.Since(began))/float64(len(row))))
 	return err
+}
+
+// unpaid says why a call of a session is not computed, if it is not.
+func (w *Worker) unpaid(s *workerSession, p *workerProgram, pairs int) *RemoteError {
+	if w.cfg.Allow == nil {
+		return nil
+	}
+	if err := w.cfg.Allow(s.peer, p.layer, pairs); err != nil {
+		return &RemoteError{CodeUnpaid, err.Error()}
+	}
+	return nil
 }
 
 // isQuick says whether so many pairs are expected to take no longer than inlineTime.
@@ -201,13 +217,20 @@ func (w *Worker) isQuick(pairs int) bool {
 func (w *Worker) answer(err error) {
 	b := &w.scratch
 	for _, j := range b.late {
+		if j.refused != nil {
+			w.count.refused.Add(1)
+			j.fail(j.refused)
+			continue
+		}
 		w.count.expired.Add(1)
 		j.fail(&RemoteError{CodeExpired, fmt.Sprintf("not computed within %d ms", j.call.deadline)})
 	}
 	for _, j := range b.jobs {
 		if err != nil {
 			w.count.refused.Add(1)
-			buffers.Put(j.reply)
+			if j.reply != nil {
+				buffers.Put(j.reply)
+			}
 			j.fail(&RemoteError{CodeKernel, err.Error()})
 			continue
 		}

@@ -2,6 +2,7 @@ package experts
 
 import (
 	"fmt"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -21,6 +22,7 @@ type workerSession struct {
 	*link
 	w        *Worker
 	peer     string           // the dispatcher's address, which is its peer id
+	agreed   Precision        // of calls that are not f32
 	programs []*workerProgram // by the dispatcher's number; nil: not set
 	jobs     atomic.Int32     // calls in the queue, being computed, or with a reply to write
 	revoked  atomic.Bool      // Worker.Recheck ended it
@@ -78,6 +80,7 @@ func (s *workerSession) handshake() error {
 	if want.Model != s.w.cfg.Model {
 		return &WrongModelError{Offered: s.w.cfg.Model, Wanted: want.Model}
 	}
+	s.agreed = want.Precision
 	s.w.mu.Lock()
 	s.greeted = true
 	s.tellLocked()
@@ -162,7 +165,7 @@ func (s *workerSession) check(c *callFrame, served *served) (*workerProgram, *Re
 
 // call computes a small call at once if the kernel is free, and queues it otherwise.
 func (s *workerSession) call(f p2p.Frame) error {
-	c, err := decodeCall(f.Payload, s.w.cfg.MaxRows, s.w.cfg.MaxPairs)
+	c, err := decodeCall(f.Payload, s.agreed, s.w.cfg.MaxRows, s.w.cfg.MaxPairs)
 	if err != nil {
 		return violation(err)
 	}
@@ -172,7 +175,10 @@ func (s *workerSession) call(f p2p.Frame) error {
 	p, refused := s.check(&c, served)
 	if refused == nil && w.isQuick(len(c.row)) && w.waiting.Load() == 0 && s.wmu.TryLock() {
 		if w.kernel.TryLock() {
-			return s.inline(f.ID, p, &c)
+			if refused = w.unpaid(s, p, len(c.row)); refused == nil {
+				return s.inline(f.ID, p, &c)
+			}
+			w.kernel.Unlock()
 		}
 		s.wmu.Unlock()
 	}
@@ -190,10 +196,7 @@ func (s *workerSession) call(f p2p.Frame) error {
 // the kernel locked, and unlocks all.
 func (s *workerSession) inline(id uint64, p *workerProgram, c *callFrame) error {
 	defer s.wmu.Unlock()
-	payload, err := s.link.w.Payload(4 * len(c.row) * p.outWidth)
-	if err == nil {
-		err = s.w.computeLocked(p, c.rows, c.row, c.expert, float32s(payload))
-	}
+	err := s.computeInline(p, c)
 	s.w.kernel.Unlock()
 	s.w.gate.RUnlock()
 	if err != nil {
@@ -205,3 +208,29 @@ func (s *workerSession) inline(id uint64, p *workerProgram, c *callFrame) error 
 	s.w.count.batches.Add(1)
 	return s.link.w.Send(frameReply, 0, id)
 }
+
+// computeInline leaves the reply to a call in the link's frame. The kernel is locked.
+func (s *workerSession) computeInline(p *workerProgram, c *callFrame) error {
+	if c.precision == F32 {
+		payload, err := s.link.w.Payload(F32.size(len(c.row), p.outWidth))
+		if err != nil {
+			return err
+		}
+		return s.w.computeLocked(p, float32s(c.data), c.row, c.expert, float32s(payload))
+	}
+	b := &s.w.scratch
+	b.rows = c.appendRows(b.rows[:0])
+	b.out = sized(b.out, len(c.row)*p.outWidth)
+	if err := s.w.computeLocked(p, b.rows, c.row, c.expert, b.out); err != nil {
+		return err
+	}
+	reply := c.precision.orF32(b.out)
+	payload, err := s.link.w.Payload(reply.size(len(c.row), p.outWidth))
+	if err == nil {
+		reply.put(payload, b.out, p.outWidth)
+	}
+	return err
+}
+
+// sized is a slice of n elements of any content, in the memory of list if that is enough.
+func sized(list []float32, n int) []float32 { return slices.Grow(list[:0], n)[:n] }

@@ -58,6 +58,7 @@ type Context struct {
 	stage   stageState
 	handle  cgo.Handle
 	release func() bool
+	guesses guesses
 	current decodeCall
 	call    ExpertCall // of the split in progress
 }
@@ -75,7 +76,7 @@ func (m *Model) NewContext(cfg ContextConfig) (*Context, error) {
 	if err := m.open(); err != nil {
 		return nil, err
 	}
-	c := &Context{model: m, max: cfg.Batch, seqs: cfg.Sequences, vocab: m.VocabSize()}
+	c := &Context{model: m, max: cfg.Batch, seqs: cfg.Sequences, vocab: m.VocabSize(), guesses: newGuesses(cfg.Sequences)}
 	c.abort = (*int32)(C.calloc(1, 4))
 	c.handle = cgo.NewHandle(c)
 	p := C.llama_context_default_params()
@@ -155,8 +156,13 @@ func (c *Context) Tokens() int { return int(C.llama_n_ctx(c.c)) }
 // Decode runs the batch through the model. When ctx ends it stops and returns
 // ctx's error; when an expert call fails it returns that error. After an error
 // the cells of this batch's tokens must be removed (SeqRemove) before the next.
-func (c *Context) Decode(ctx context.Context, b *Batch) error {
+func (c *Context) Decode(ctx context.Context, b *Batch) error { return c.decode(ctx, b, false) }
+
+func (c *Context) decode(ctx context.Context, b *Batch, draft bool) error {
 	if err := c.fill(b); err != nil {
+		return err
+	}
+	if err := c.beginDraft(b, draft); err != nil {
 		return err
 	}
 	if err := ctx.Err(); err != nil {
@@ -175,7 +181,7 @@ func (c *Context) Decode(ctx context.Context, b *Batch) error {
 			atomic.StoreInt32(c.abort, 0)
 		}()
 	}
-	c.current = decodeCall{ctx: ctx}
+	c.current = decodeCall{ctx: ctx, draft: draft}
 	rc := int(C.llama_decode(c.c, c.input()))
 	failed := c.current.err
 	c.current = decodeCall{}
@@ -251,13 +257,20 @@ func (c *Context) Embedding(seq int) []float32 {
 // SeqRemove drops a sequence's cells at positions [p0, p1); a negative bound is
 // open. False: this memory cannot drop part of a sequence.
 func (c *Context) SeqRemove(seq, p0, p1 int) bool {
-	return bool(C.llama_memory_seq_rm(c.mem, C.llama_seq_id(seq), C.llama_pos(p0), C.llama_pos(p1)))
+	ok := bool(C.llama_memory_seq_rm(c.mem, C.llama_seq_id(seq), C.llama_pos(p0), C.llama_pos(p1)))
+	if ok && c.guesses.count > 0 {
+		c.guesses.removed(seq, p0, p1)
+	}
+	return ok
 }
 
 // SeqCopy puts all cells of one sequence into another one, which is empty. With
 // UnifiedKV they share them, and none are used up.
 func (c *Context) SeqCopy(from, to int) {
 	C.llama_memory_seq_cp(c.mem, C.llama_seq_id(from), C.llama_seq_id(to), -1, -1)
+	if at := c.guesses.from[from]; at >= 0 {
+		c.guesses.add(to, at)
+	}
 }
 
 // SeqMin is the first position of a sequence whose cells are all there, from it to
@@ -307,6 +320,8 @@ func (c *Context) experts(s *C.struct_kv_split) (err error) {
 		Rows: unsafe.Slice((*float32)(unsafe.Pointer(s.rows)), rows*int(s.row_width)),
 		IDs:  unsafe.Slice((*int32)(unsafe.Pointer(s.ids)), pairs),
 		Out:  unsafe.Slice((*float32)(unsafe.Pointer(s.out)), pairs*int(s.out_width)),
+
+		Draft: c.current.draft,
 	}
 	return m.experts(c.current.ctx, &c.call)
 }

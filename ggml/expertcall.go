@@ -22,4 +22,8 @@ type ExpertCall struct {
 	Rows         []float32 // [tokens*RowsPerToken*RowWidth]; ggml's memory, valid during the call
 	IDs          []int32   // [tokens*Used] expert of each pair, as the router numbers them
 	Out          []float32 // [len(IDs)*OutWidth] to be filled in the order of the pairs; ggml's memory
+
+	// Draft says that the call is of Context.Draft: what comes of it is a guess, which may do
+	// without some experts.
+	Draft bool
 }

@@ -318,6 +318,7 @@ func (m *Model) Piece(t Token, special bool) []byte {
 
 // decodeCall is set on the Context for the time of a Decode.
 type decodeCall struct {
-	ctx context.Context
-	err error // of the expert call that failed
+	ctx   context.Context
+	draft bool
+	err   error // of the expert call that failed
 }

@@ -42,6 +42,7 @@ func (*PositionSampler) Sample(*Context, int, int, []Token) (Token, error) {
 }
 func (*Model) Tokenize(string, bool, bool) ([]Token, error) { return nil, ErrNoLibrary }
 func (*Context) Decode(context.Context, *Batch) error       { return ErrNoLibrary }
+func (*Context) Draft(context.Context, *Batch) error        { return ErrNoLibrary }
 func (*Kernel) Load(*gguf.Model, int, ...gguf.Range) error  { return ErrNoLibrary }
 func (*Kernel) LoadSlices(*gguf.Model, ...gguf.Slice) error { return ErrNoLibrary }
 func (*Kernel) DropSlice(gguf.Slice) error                  { return ErrNoLibrary }

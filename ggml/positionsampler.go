@@ -52,6 +52,9 @@ func (m *Model) NewPositionSampler(cfg SamplerConfig) (*PositionSampler, error) 
 // grammar or are penalties. The error is ErrNoToken, or says what is wrong with the
 // logits or the history.
 func (s *PositionSampler) Sample(c *Context, i, pos int, history []Token) (Token, error) {
+	if c.guesses.last {
+		return 0, errDraftLogits
+	}
 	choose := func(masked bool) (Token, error) { return s.choose(c, i, pos, history, masked) }
 	if s.grammar == nil {
 		return choose(false)

@@ -99,6 +99,9 @@ func (m *Model) addConstraints(cfg SamplerConfig, add func(*C.struct_llama_sampl
 // the token. That token must have been added with output. The error is ErrNoToken,
 // or says what is wrong with the logits.
 func (s *Sampler) Sample(c *Context, i int) (Token, error) {
+	if c.guesses.last {
+		return 0, errDraftLogits
+	}
 	if s.grammar == nil {
 		return Token(C.llama_sampler_sample(s.c, c.c, C.int32_t(i))), nil
 	}

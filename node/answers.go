@@ -90,7 +90,7 @@ func (a *answers) warnLocked() {
 }
 
 // find returns the model of a name that clients may use; "" is the only one.
-func (a *answers) find(name string) (string, answerer, error) {
+func (a *answers) find(name string) (gateway.Model, answerer, error) {
 	if id, ok := a.gateway.Resolve(name); ok && name != "" {
 		name = id
 	}
@@ -101,9 +101,9 @@ func (a *answers) find(name string) (string, answerer, error) {
 			continue
 		}
 		if m.NoText {
-			return "", nil, &api.Error{Code: api.CodeBadRequest, Message: fmt.Sprintf("model %q makes embeddings, no text: POST to /v1/embeddings", m.ID)}
+			return gateway.Model{}, nil, &api.Error{Code: api.CodeBadRequest, Message: fmt.Sprintf("model %q makes embeddings, no text: POST to /v1/embeddings", m.ID)}
 		}
-		return m.ID, m.Engine.(answerer), nil
+		return m.Model, m.Engine.(answerer), nil
 	}
 	var names []string
 	for _, m := range a.list {
@@ -111,11 +111,11 @@ func (a *answers) find(name string) (string, answerer, error) {
 	}
 	switch {
 	case len(names) == 0:
-		return "", nil, &api.Error{Code: api.CodeNotReady, Message: "no model is answered for here: this node runs none, and it knows neither a node that answers nor a complete ring"}
+		return gateway.Model{}, nil, &api.Error{Code: api.CodeNotReady, Message: "no model is answered for here: this node runs none, and it knows neither a node that answers nor a complete ring"}
 	case name == "":
-		return "", nil, &api.Error{Code: api.CodeBadRequest, Message: fmt.Sprintf("several models are answered for here: name one of %q", names)}
+		return gateway.Model{}, nil, &api.Error{Code: api.CodeBadRequest, Message: fmt.Sprintf("several models are answered for here: name one of %q", names)}
 	}
-	return "", nil, &api.Error{Code: api.CodeNotFound, Message: fmt.Sprintf("no model %q is answered for here%s", name, Suggest(name, names))}
+	return gateway.Model{}, nil, &api.Error{Code: api.CodeNotFound, Message: fmt.Sprintf("no model %q is answered for here%s", name, Suggest(name, names))}
 }
 
 // startExtra is StartExtra of every answerer.

@@ -35,12 +35,13 @@ var imports = map[string][]string{
 	"market":                {"ggml/gguf", "settle"},
 	"market/sim":            {"market", "settle"},
 	"ring/plan":             {"ggml/gguf"},
+	"ring/draft":            nil,
 	"experts/place":         {"ggml/gguf"},
-	"ring":                  {"ring/plan", "p2p", "ggml/gguf", "ggml/tensor"},
+	"ring":                  {"ring/plan", "ring/draft", "p2p", "ggml/gguf", "ggml/tensor"},
 	"experts":               {"experts/place", "p2p", "ggml/gguf", "ggml/tensor"},
 	"node/api":              nil,
 	"node/client":           {"node/api"},
-	"node/engine":           {"ggml"},
+	"node/engine":           {"ggml", "ring/draft"},
 	"node/gateway":          {"node/gateway/jinja", "node/gateway/toolcall", "node/gateway/grammar"},
 	"node/gateway/jinja":    nil,
 	"node/gateway/toolcall": nil,
@@ -58,6 +59,7 @@ var imports = map[string][]string{
 
 // testImports is what the tests of a package may import besides.
 var testImports = map[string][]string{
+	"node/engine":   {"ggml/gguf"},
 	"settle/solana": {"settle/settletest"},
 	"node/cashier":  {"settle/settletest"},
 	"node/pay":      {"settle/settletest", "settle/govern", "settle/solana"},

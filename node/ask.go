@@ -2,9 +2,12 @@ package node
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"net/http"
 	"time"
 
 	"kvasird/experts"
@@ -18,35 +21,62 @@ import (
 // over HTTP, without a key.
 const localOwner = "127.0.0.1"
 
-// Ask answers a question over the control API, within the time of a request over HTTP.
+// Ask answers a question over the control API, within the time of a request over HTTP. In a
+// network with a token the linked wallet pays for it, as for a client on this machine over HTTP.
 func (n *Node) Ask(ctx context.Context, req api.AskRequest, emit func(api.AskEvent) error) (api.AskDone, error) {
-	name, model, err := n.answers.find(req.Model)
+	m, model, err := n.answers.find(req.Model)
 	if err != nil {
 		return api.AskDone{}, err
 	}
-	prompt, err := n.prompt(ctx, name, model, req)
+	prompt, err := n.prompt(ctx, m.ID, model, req)
 	if err != nil {
 		return api.AskDone{}, &api.Error{Code: api.CodeBadRequest, Message: err.Error()}
 	}
-	started := time.Now()
+	a := &asked{filter: gateway.TextFilter{Stops: req.Stop}, emit: emit}
+	a.done.PromptTokens = len(prompt)
 	limit := time.Duration(n.cfg.Deadline) * time.Second
 	ctx, cancel := context.WithTimeoutCause(ctx, limit, &api.Error{Code: api.CodeTooSlow, Message: fmt.Sprintf(
 		"the answer took longer than %v, which is the most here: ask for a shorter one, or raise deadline in the configuration", limit)})
 	defer cancel() // frees the sequence when emit fails or a stop string came
-	g, err := model.generate(ctx, engine.Request{
-		Prompt: prompt, MaxTokens: req.MaxTokens, Temperature: req.Temperature, TopP: req.TopP, Seed: req.Seed, Owner: localOwner,
-	}, engine.Extra{})
+	paid, err := n.charge(ctx, m, &req, len(prompt))
 	if err != nil {
 		return api.AskDone{}, askError(ctx, err)
 	}
-	a := &asked{filter: gateway.TextFilter{Stops: req.Stop}, started: started, emit: emit}
-	a.done.PromptTokens = len(prompt)
-	for a.done.Finish == "" {
-		if err := a.next(ctx, g); err != nil {
-			return api.AskDone{}, askError(ctx, err)
-		}
+	working := ctx
+	if paid != nil {
+		working = paid.Context(ctx)
+	}
+	err = a.answer(working, model, engine.Request{
+		Prompt: prompt, MaxTokens: req.MaxTokens, Temperature: req.Temperature, TopP: req.TopP, Seed: req.Seed, Owner: localOwner,
+	})
+	if paid != nil {
+		paid.End(a.outcome(err))
+	}
+	if err != nil {
+		return api.AskDone{}, askError(ctx, err)
 	}
 	return a.done, nil
+}
+
+// charge has the linked wallet pay for an answer; nil where nothing is paid. As over HTTP, who
+// names no limit gets PaidAnswer, and nobody pays for a model that is not ready.
+func (n *Node) charge(ctx context.Context, m gateway.Model, req *api.AskRequest, prompt int) (gateway.Charge, error) {
+	if n.settlement == nil {
+		return nil, nil
+	}
+	if err := m.Engine.Ready(); err != nil {
+		return nil, &api.Error{Code: api.CodeNotReady, Message: err.Error()}
+	}
+	if req.MaxTokens == 0 {
+		req.MaxTokens = gateway.PaidAnswer
+	}
+	body, err := json.Marshal(req)
+	if err != nil {
+		return nil, err
+	}
+	return n.settlement.pay.Spend(ctx, localOwner, gateway.Cost{
+		Model: m.Digest, Name: m.ID, Prompt: prompt, Answers: req.MaxTokens, Body: sha256.Sum256(body),
+	})
 }
 
 // prompt is the tokens of a question, through the chat template unless it is raw.
@@ -71,6 +101,30 @@ type asked struct {
 	started time.Time
 	emit    func(api.AskEvent) error
 	done    api.AskDone
+	broken  bool // the engine ended it, not who asked nor the time
+}
+
+// answer passes on all of it.
+func (a *asked) answer(ctx context.Context, model answerer, req engine.Request) error {
+	a.started = time.Now()
+	g, err := model.generate(ctx, req, engine.Extra{})
+	for err == nil && a.done.Finish == "" {
+		err = a.next(ctx, g)
+	}
+	return err
+}
+
+// outcome is what is paid for an answer that ended by err: what was made until then, and nothing
+// of one that the engine could not finish.
+func (a *asked) outcome(err error) gateway.Outcome {
+	if a.done.Tokens == 0 && a.done.Finish == "" {
+		return gateway.Outcome{Failed: err}
+	}
+	o := gateway.Outcome{Computed: a.done.PromptTokens + a.done.Tokens, Failed: err}
+	if !a.broken {
+		o.Delivered = o.Computed
+	}
+	return o
 }
 
 // next passes on one token, or the end.
@@ -85,6 +139,7 @@ func (a *asked) next(ctx context.Context, g generation) error {
 		return nil
 	}
 	if err != nil {
+		a.broken = ctx.Err() == nil
 		return err
 	}
 	if a.done.Tokens++; a.done.Tokens == 1 {
@@ -101,15 +156,18 @@ func (a *asked) next(ctx context.Context, g generation) error {
 // askError gives an engine's error the code by which programs know it. One that comes
 // when the time is up is that.
 func askError(ctx context.Context, err error) error {
-	var late *api.Error
-	if errors.As(context.Cause(ctx), &late) {
-		return late
+	var known *api.Error
+	if errors.As(context.Cause(ctx), &known) || errors.As(err, &known) {
+		return known
 	}
 	var missing *experts.MissingError
 	var long interface{ ContextLength() (prompt, limit int) }
 	var full interface{ RetryAfter() time.Duration }
+	var unpaid *gateway.PaymentError
 	code := api.CodeInternal
 	switch {
+	case errors.As(err, &unpaid):
+		code = unpaidCode(unpaid.Status)
 	case errors.As(err, &missing):
 		code = api.CodeCoverage
 	case errors.As(err, &long):
@@ -120,4 +178,19 @@ func askError(ctx context.Context, err error) error {
 		code = api.CodeNotReady
 	}
 	return &api.Error{Code: code, Message: err.Error()}
+}
+
+// unpaidCode is the code of what the gateway answers with a status when nobody has paid.
+func unpaidCode(status int) api.Code {
+	switch status {
+	case http.StatusPaymentRequired, http.StatusForbidden:
+		return api.CodePayment
+	case http.StatusNotFound:
+		return api.CodeNotFound
+	case http.StatusTooManyRequests:
+		return api.CodeBusy
+	case http.StatusServiceUnavailable:
+		return api.CodeNotReady
+	}
+	return api.CodeBadRequest
 }

@@ -103,8 +103,12 @@ func (b *backbone) openComputer(cfg Config, served func(computed, cached int), l
 		b.computer = b.embedder
 		return err
 	}
+	var drafts *engine.Drafts
+	if b.dispatch != nil && cfg.Model.Drafts == draftsAuto {
+		drafts = &engine.Drafts{Resident: b.dispatch.Resident}
+	}
 	b.engine, err = engine.Open(engine.Config{
-		Model: b.model, Context: context, Sequences: cfg.Model.Sequences, Threads: cfg.Threads, Logger: log, Served: served,
+		Model: b.model, Context: context, Sequences: cfg.Model.Sequences, Threads: cfg.Threads, Logger: log, Served: served, Drafts: drafts,
 	})
 	b.computer = b.engine
 	return err

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
-	"log/slog"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -15,11 +14,8 @@ import (
 	"strings"
 	"time"
 
-	"kvasird/experts"
 	"kvasird/ggml"
-	"kvasird/ggml/gguf"
 	"kvasird/ggml/tiny"
-	"kvasird/p2p"
 )
 
 // BenchOptions says what Bench measures.
@@ -29,7 +25,8 @@ type BenchOptions struct {
 	Rounds  int    // interleaved rounds of each pair
 	Threads int    // of each process
 
-	Server string // path of llama.cpp's server, for the measurement against it
+	Server string // path of llama.cpp's server, for the measurements against it
+	RPC    string // path of llama.cpp's RPC server, likewise
 
 	Resident string // set in the child of the memory measurement
 }
@@ -41,11 +38,12 @@ func BenchFlags(set *flag.FlagSet) *BenchOptions {
 	for _, m := range measurements {
 		names = append(names, m.name)
 	}
-	set.StringVar(&o.Only, "only", "", "comma-separated `names` of "+strings.Join(names, ", ")+" (default: all but rtt and server, which take long)")
+	set.StringVar(&o.Only, "only", "", "comma-separated `names` of "+strings.Join(names, ", ")+" (default: all but rtt, server and peers, which take long)")
 	set.StringVar(&o.Dir, "dir", filepath.Join(os.TempDir(), "kvasir-bench"), "`folder` for the 730 MB model, which is made once and kept")
 	set.IntVar(&o.Rounds, "rounds", 5, "interleaved `rounds` of each pair of runs; medians are given")
 	set.IntVar(&o.Threads, "threads", 1, "compute `threads` of each process")
-	set.StringVar(&o.Server, "server", "", "`path` of the llama-server that server compares with")
+	set.StringVar(&o.Server, "server", "", "`path` of the llama-server that server and peers compare with")
+	set.StringVar(&o.RPC, "rpc", "", "`path` of the ggml-rpc-server that peers compares with")
 	set.StringVar(&o.Resident, "resident", "", "print what a backbone of this `file` holds, for the memory measurement")
 	return o
 }
@@ -66,7 +64,9 @@ var measurements = []struct {
 }{
 	{"dispatch", (*bench).dispatch, false}, {"tokens", (*bench).tokens, false},
 	{"kernel", (*bench).kernel, false}, {"memory", (*bench).memory, false}, {"plan", (*bench).planned, false},
+	{"wire", (*bench).wires, false},
 	{"rtt", (*bench).rtts, true}, {"server", (*bench).servers, true},
+	{"peers", (*bench).peers, true},
 }
 
 // Bench measures and prints a table for each measurement. Ratios are of runs
@@ -122,97 +122,6 @@ func (b *bench) generated(name, size string, cfg ggml.GenerateConfig) (string, e
 		return "", err
 	}
 	return path, os.Rename(part, path)
-}
-
-// remote is a worker process and this process's dispatcher to it.
-type remote struct {
-	worker *child
-	host   *p2p.Host
-	*experts.Dispatcher
-}
-
-// openRemote starts a worker for the whole of a model and waits for its session.
-func (b *bench) openRemote(path string) (*remote, error) {
-	m, err := gguf.OpenModel(path)
-	if err != nil {
-		return nil, err
-	}
-	defer m.Close()
-	id, err := m.ID(b.ctx)
-	if err != nil {
-		return nil, err
-	}
-	r := &remote{}
-	r.worker, err = startChild(b.dir, fmt.Sprintf("worker-%d", rand.Uint32()), "--role", "worker", "--model", path,
-		"--threads", fmt.Sprint(b.Threads), "--listen", "/ip4/127.0.0.1/tcp/0", "--http", Off)
-	if err != nil {
-		return nil, err
-	}
-	limit, cancel := context.WithTimeout(b.ctx, time.Minute)
-	defer cancel()
-	if err := r.connect(limit, b.rt, id); err != nil {
-		r.Close()
-		return nil, err
-	}
-	return r, nil
-}
-
-func (r *remote) connect(ctx context.Context, rt *ggml.Runtime, id gguf.ModelID) error {
-	st, err := r.worker.await(ctx, serving)
-	if err != nil {
-		return err
-	}
-	identity, err := p2p.NewIdentity()
-	if err != nil {
-		return err
-	}
-	r.host, err = p2p.New(p2p.Config{
-		Identity: identity, Network: "kvasir", Pack: Pack(rt), Agent: "kvasird-bench",
-		Protocols: []string{expertsProtocol}, Peers: []string{localAddr(st)},
-	})
-	if err != nil {
-		return err
-	}
-	r.Dispatcher, err = experts.NewDispatcher(experts.Config{
-		Model: experts.ModelID(id.String()), Dialer: laneDialer{r.host, id}, Logger: slog.New(slog.DiscardHandler),
-	})
-	if err != nil {
-		return err
-	}
-	r.host.Watch(&dispatchPart{Dispatcher: r.Dispatcher})
-	if err := r.host.Start(); err != nil {
-		return err
-	}
-	return awaitWorker(ctx, r.Dispatcher)
-}
-
-// awaitWorker waits for the session with the only worker.
-func awaitWorker(ctx context.Context, d *experts.Dispatcher) error {
-	for {
-		if p := d.Peers(); len(p) == 1 && p[0].Connected {
-			return nil
-		}
-		select {
-		case <-ctx.Done():
-			return fmt.Errorf("no session with the worker: %w", ctx.Err())
-		case <-time.After(10 * time.Millisecond):
-		}
-	}
-}
-
-func (r *remote) Close() error {
-	var errs []error
-	if r.Dispatcher != nil {
-		errs = append(errs, r.Dispatcher.Close())
-	}
-	if r.host != nil {
-		errs = append(errs, r.host.Close())
-	}
-	return errors.Join(append(errs, r.worker.stop())...)
-}
-
-func (r *remote) compute(ctx context.Context, call *ggml.ExpertCall) error {
-	return r.Compute(ctx, (*experts.Call)(call))
 }
 
 // decoder decodes one token of each of some sequences at a time.

@@ -51,9 +51,12 @@ func (b *bench) rtts() error {
 		if err != nil {
 			return err
 		}
-		sweep, err := b.openSweep(m.name, path, m.prompts)
+		sweep, err := b.openSweep(m.name, path, m.prompts, rttStreams)
 		if err != nil {
 			return err
+		}
+		if err := sweep.openFar(); err != nil {
+			return errors.Join(err, sweep.Close())
 		}
 		err = errors.Join(sweep.run(c), sweep.Close())
 		if err != nil {
@@ -78,6 +81,8 @@ func (b *bench) deepRealModel() (string, error) {
 type sweep struct {
 	*bench
 	name    string
+	path    string
+	streams int  // at most
 	prompts bool // it has a tokenizer and answers rttPrompts; else random ones
 	file    *gguf.Model
 	desc    plan.Model
@@ -111,8 +116,9 @@ type rttRow struct {
 // batched says whether several rows are computed at a time.
 func (r *rttRow) batched() bool { return r.drafts || r.streams > 1 }
 
-func (b *bench) openSweep(name, path string, prompts bool) (_ *sweep, err error) {
-	s := &sweep{bench: b, name: name, prompts: prompts, right: map[string]bool{}}
+// openSweep loads a model whole and as two stages, for so many streams.
+func (b *bench) openSweep(name, path string, prompts bool, streams int) (_ *sweep, err error) {
+	s := &sweep{bench: b, name: name, path: path, prompts: prompts, streams: streams, right: map[string]bool{}}
 	defer func() {
 		if err != nil {
 			s.Close()
@@ -138,37 +144,47 @@ func (b *bench) openSweep(name, path string, prompts bool) (_ *sweep, err error)
 	all := gguf.Range{End: file.Layers()}
 	cut := cuts[len(cuts)/2]
 	s.windows = []gguf.Range{{End: cut}, {Begin: cut, End: all.End}}
-	load := func(w gguf.Range, experts ggml.ExpertFunc) (*stageCompute, error) {
-		return openCompute(b.ctx, b.rt, path, file, w, experts, stageSize{rttStreams * rttContext, rttStreams, rttBatch, b.Threads})
-	}
 	for _, w := range s.windows {
-		c, err := load(w, nil)
+		c, err := s.load(w, nil)
 		if err != nil {
 			return nil, err
 		}
 		s.stages = append(s.stages, c)
 	}
-	c, err := load(all, nil)
+	c, err := s.load(all, nil)
 	if err != nil {
 		return nil, err
 	}
 	s.alone = &wholeModel{c}
+	return s, s.chooseTexts()
+}
+
+// load loads a window, with its experts unless somebody else computes them.
+func (s *sweep) load(w gguf.Range, experts ggml.ExpertFunc) (*stageCompute, error) {
+	size := stageSize{s.streams * rttContext, s.streams, rttBatch, s.Threads}
+	return openCompute(s.ctx, s.rt, s.path, s.file, w, experts, size)
+}
+
+// openFar loads a backbone whose experts a worker in this process computes.
+func (s *sweep) openFar() error {
 	s.far = &rttExperts{model: experts.ModelID(s.id)}
-	var slice gguf.Slice
-	if s.far.kernel, slice, err = b.wholeKernel(file); err != nil {
-		return nil, err
+	kernel, slice, err := s.wholeKernel(s.file)
+	if err != nil {
+		return err
 	}
+	s.far.kernel = kernel
 	s.far.worker, err = experts.NewWorker(experts.WorkerConfig{
-		Model: s.far.model, Kernel: s.far.kernel, Slices: wireSlices([]gguf.Slice{slice}), Drain: time.Millisecond,
+		Model: s.far.model, Kernel: kernel, Slices: wireSlices([]gguf.Slice{slice}), Drain: time.Millisecond,
 	})
 	if err != nil {
-		return nil, err
+		return err
 	}
-	if c, err = load(all, s.far.compute); err != nil {
-		return nil, err
+	c, err := s.load(slice.Layers, s.far.compute)
+	if err != nil {
+		return err
 	}
 	s.far.whole = &wholeModel{c}
-	return s, s.chooseTexts()
+	return nil
 }
 
 // Close frees the model.
@@ -234,7 +250,7 @@ func (s *sweep) run(c *calibration) error {
 
 // rings measures a ring of two stages over the line of a row.
 func (s *sweep) rings(row rttRow) error {
-	r, err := openRing(row.line, s.id, s.windows[1].End, s.windows, s.stages)
+	r, err := openRing(row.line, s.id, s.streams, s.windows, s.stages)
 	if err != nil {
 		return err
 	}

@@ -2,25 +2,33 @@ package node
 
 import (
 	"errors"
+	"math/rand/v2"
 	"net"
 	"sync"
 	"time"
 )
 
-// delayedConn is one end of a connection whose writes arrive later, in order and
-// without a limit of rate, as over a long line. A write never waits: it is kept
+// delayedConn is one end of a connection whose writes arrive later, in order, as over a
+// long line, which may carry so many bytes a second only. A write never waits: it is kept
 // until it is due.
 type delayedConn struct {
 	net.Conn
 	delay time.Duration
+	line  line
 	kick  chan struct{} // there is something in queue; capacity 1
 	ended chan struct{} // closed with err
 	sent  sync.WaitGroup
 
 	mu    sync.Mutex // guards the rest
 	queue []delayedWrite
-	err   error // of the line, for later writes
+	free  time.Time // when the line has carried what is on it
+	err   error     // of the line, for later writes
 }
+
+const (
+	linePacket = 1448                   // bytes
+	lineStall  = 200 * time.Millisecond // the shortest time after which Linux sends a lost packet again unasked
+)
 
 // sleepNear is the end of a wait, which is slept precisely.
 const sleepNear = 2 * time.Millisecond
@@ -30,11 +38,12 @@ type delayedWrite struct {
 	data []byte
 }
 
-func delayConn(c net.Conn, delay time.Duration) net.Conn {
-	if delay == 0 {
+// delayConn has what is written to c arrive after a delay, by what else the line is.
+func delayConn(c net.Conn, delay time.Duration, l line) net.Conn {
+	if delay == 0 && l.rate == 0 && l.loss == 0 {
 		return c
 	}
-	d := &delayedConn{Conn: c, delay: delay, kick: make(chan struct{}, 1), ended: make(chan struct{})}
+	d := &delayedConn{Conn: c, delay: delay, line: l, kick: make(chan struct{}, 1), ended: make(chan struct{})}
 	d.sent.Go(d.send)
 	return d
 }
@@ -45,12 +54,29 @@ func (d *delayedConn) Write(b []byte) (int, error) {
 	if d.err != nil {
 		return 0, d.err
 	}
-	d.queue = append(d.queue, delayedWrite{time.Now().Add(d.delay), append([]byte(nil), b...)})
+	if now := time.Now(); d.free.Before(now) {
+		d.free = now
+	}
+	if d.line.rate > 0 {
+		d.free = d.free.Add(time.Duration(float64(len(b)) / d.line.rate * float64(time.Second)))
+	}
+	d.queue = append(d.queue, delayedWrite{d.free.Add(d.delay + d.stall(len(b))), append([]byte(nil), b...)})
 	select {
 	case d.kick <- struct{}{}:
 	default:
 	}
 	return len(b), nil
+}
+
+// stall is how much later some bytes arrive since packets of them were lost. What is
+// written behind them waits, as the order is kept.
+func (d *delayedConn) stall(bytes int) time.Duration {
+	for ; bytes > 0 && d.line.loss > 0; bytes -= linePacket {
+		if rand.Float64() < d.line.loss {
+			return lineStall
+		}
+	}
+	return 0
 }
 
 // send hands writes over when they are due.
@@ -103,7 +129,10 @@ func (d *delayedConn) SetWriteDeadline(time.Time) error { return nil }
 func (d *delayedConn) SetDeadline(t time.Time) error    { return d.SetReadDeadline(t) }
 
 // delayedPair is a connection over loopback TCP with a round trip of rtt.
-func delayedPair(rtt time.Duration) (near, far net.Conn, err error) {
+func delayedPair(rtt time.Duration) (near, far net.Conn, err error) { return linePair(rtt, 0) }
+
+// linePair is one that carries rate bytes a second each way; 0: any number.
+func linePair(rtt time.Duration, rate float64) (near, far net.Conn, err error) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		return nil, nil, err
@@ -127,7 +156,8 @@ func delayedPair(rtt time.Duration) (near, far net.Conn, err error) {
 		near.Close()
 		return nil, nil, other.err
 	}
-	return delayConn(near, rtt/2), delayConn(other.conn, rtt-rtt/2), nil
+	way := line{rtt: rtt, rate: rate}
+	return delayConn(near, rtt/2, way), delayConn(other.conn, rtt-rtt/2, way), nil
 }
 
 // measureLine is the round trip of a byte, the median of some.

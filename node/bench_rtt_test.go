@@ -120,7 +120,7 @@ func TestBenchChecksAnswers(t *testing.T) {
 	defer c.Close()
 	w := &wholeModel{c}
 	var texts []*rttText
-	for _, prompt := range rttPrompts {
+	for _, prompt := range rttPrompts[:rttStreams] {
 		tokens, err := engine.Tokenize(c.model, prompt)
 		if err != nil {
 			t.Fatal(err)

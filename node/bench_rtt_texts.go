@@ -18,6 +18,8 @@ import (
 var rttPrompts = []string{
 	"The capital of France is", "What is 6 plus 7?", "What does a worker hold?", "A dog says",
 	"The colour of grass is", "The months of the year are", "1 2 3 4 1 2 3 4 1 2 3 4", "A worker holds a slice. A worker holds a slice. A worker",
+	"The capital of Spain is", "What is 3 plus 4?", "What does a ring hold?", "A cat says",
+	"The colour of the sky is", "The days of the week are", "The capital of Italy is", "What is 9 plus 8?",
 }
 
 const (
@@ -50,11 +52,11 @@ func noEnd(m *ggml.Model) ring.Sampling {
 // chooseTexts has the model answer the prompts alone.
 func (s *sweep) chooseTexts() error {
 	rng := rand.New(rand.NewPCG(5, 6))
-	for _, prompt := range rttPrompts {
+	for i := range s.streams {
 		t := &rttText{sampling: noEnd(s.alone.model)}
 		if s.prompts {
 			var err error
-			if t.prompt, err = engine.Tokenize(s.alone.model, prompt); err != nil {
+			if t.prompt, err = engine.Tokenize(s.alone.model, rttPrompts[i]); err != nil {
 				return err
 			}
 		} else {

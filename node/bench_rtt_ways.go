@@ -83,23 +83,23 @@ type rttRing struct {
 	serving sync.WaitGroup
 }
 
-// openRing makes a ring of computes whose windows follow each other.
-func openRing(rtt time.Duration, model string, layers int, windows []gguf.Range, computes []*stageCompute) (_ *rttRing, err error) {
-	r := &rttRing{rtt: rtt}
+// openRing makes a ring of computes for so many streams, whose windows follow each other.
+func openRing(rtt time.Duration, model string, streams int, windows []gguf.Range, computes []*stageCompute) (_ *rttRing, err error) {
+	r, layers := &rttRing{rtt: rtt}, windows[len(windows)-1].End
 	defer func() {
 		if err != nil {
 			r.Close()
 		}
 	}()
 	for i, c := range computes {
-		for seq := range rttStreams {
+		for seq := range streams {
 			c.Truncate(seq, 0) // of a ring before
 		}
 		name := fmt.Sprint("stage-", i)
 		r.chain = append(r.chain, ring.Hop{Peer: name, Layers: windows[i]})
 		st, err := ring.NewStage(ring.StageConfig{
 			Peer: name, Model: model, Layers: windows[i], Total: layers, Width: c.width, Compute: c, Dialer: rttDialer{r, i},
-			CanTruncate: c.model.CanTruncate(), Sequences: rttStreams, Context: rttContext, Batch: rttBatch,
+			CanTruncate: c.model.CanTruncate(), Sequences: streams, Context: rttContext, Batch: rttBatch,
 		})
 		if err != nil {
 			return nil, err
@@ -230,7 +230,7 @@ func (e *rttExperts) dial(ctx context.Context, rtt time.Duration) error {
 	d.AddPeer("worker")
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
-	return awaitWorker(ctx, d)
+	return awaitWorkers(ctx, d, 1)
 }
 
 func (e *rttExperts) hangUp() {

@@ -125,26 +125,22 @@ func (b *bench) startOurs(path string) (url string, stop func() error, err error
 
 // startTheirs runs llama.cpp's server with a model, and returns its address.
 func (b *bench) startTheirs(path string) (url string, stop func() error, err error) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	most := serverClients[len(serverClients)-1]
+	return b.startServer(path, "-np", fmt.Sprint(most), "-c", fmt.Sprint(most*serverContext))
+}
+
+// startServer runs llama.cpp's server with a model and more arguments, and returns its
+// address once it is ready.
+func (b *bench) startServer(path string, args ...string) (url string, stop func() error, err error) {
+	addr, err := freeAddr()
 	if err != nil {
 		return "", nil, err
 	}
-	addr := l.Addr().String()
 	_, port, _ := net.SplitHostPort(addr)
-	l.Close()
-	most := serverClients[len(serverClients)-1]
-	var words bytes.Buffer
-	cmd := exec.Command(b.Server, "-m", path, "--host", "127.0.0.1", "--port", port, "-t", fmt.Sprint(b.Threads), "-tb", fmt.Sprint(b.Threads),
-		"-np", fmt.Sprint(most), "-c", fmt.Sprint(most*serverContext), "--log-disable")
-	cmd.Stderr = &words
-	cmd.SysProcAttr = dieWithParent(syscall.SIGTERM)
-	if err := cmd.Start(); err != nil {
+	stop, words, err := startTool(b.Server, append([]string{"-m", path, "--host", "127.0.0.1", "--port", port,
+		"-t", fmt.Sprint(b.Threads), "-tb", fmt.Sprint(b.Threads), "--log-disable"}, args...)...)
+	if err != nil {
 		return "", nil, err
-	}
-	stop = func() error {
-		cmd.Process.Kill()
-		cmd.Wait()
-		return nil
 	}
 	for range 600 {
 		resp, err := http.Get("http://" + addr + "/health")
@@ -162,6 +158,31 @@ func (b *bench) startTheirs(path string) (url string, stop func() error, err err
 	}
 	stop()
 	return "", nil, fmt.Errorf("%s is not ready after a minute: %s", b.Server, strings.TrimSpace(words.String()))
+}
+
+// freeAddr is an address where nobody listens just now.
+func freeAddr() (string, error) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return "", err
+	}
+	return l.Addr().String(), l.Close()
+}
+
+// startTool runs a program of llama.cpp. Its words may be read once it was stopped.
+func startTool(path string, args ...string) (stop func() error, words *bytes.Buffer, err error) {
+	words = &bytes.Buffer{}
+	cmd := exec.Command(path, args...)
+	cmd.Stderr = words
+	cmd.SysProcAttr = dieWithParent(syscall.SIGTERM)
+	if err := cmd.Start(); err != nil {
+		return nil, nil, err
+	}
+	return func() error {
+		cmd.Process.Kill()
+		cmd.Wait()
+		return nil
+	}, words, nil
 }
 
 // serverLoad is what some clients ask in one turn.

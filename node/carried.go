@@ -111,9 +111,10 @@ func (t *ownTokens) Next(ctx context.Context) (int32, error) {
 
 // pace is how long a token takes, measured between two looks.
 type pace struct {
-	decodes int64
-	busy    time.Duration
-	token   time.Duration
+	decodes         int64
+	drawn, accepted int64 // tokens
+	busy            time.Duration
+	token           time.Duration
 }
 
 // paceDecodes are enough decodes for a look.
@@ -121,8 +122,12 @@ const paceDecodes = 16
 
 func (p *pace) look(st engine.Stats) time.Duration {
 	if n := st.Decodes - p.decodes; n >= paceDecodes || p.token == 0 && n > 0 {
+		drawn, accepted := st.Generated-p.drawn, st.Accepted-p.accepted
 		p.token = (st.Busy - p.busy) / time.Duration(n)
-		p.decodes, p.busy = st.Decodes, st.Busy
+		if accepted > 0 && accepted < drawn { // a round draws more than a token of each answer
+			p.token = time.Duration(float64(p.token) * float64(drawn-accepted) / float64(drawn))
+		}
+		p.decodes, p.drawn, p.accepted, p.busy = st.Decodes, st.Generated, st.Accepted, st.Busy
 	}
 	return min(p.token, market.MaxToken)
 }

@@ -122,7 +122,9 @@ type ModelConfig struct {
 	Sequences int      `toml:"sequences"`  // answered at a time; 0: 4
 	GPULayers int      `toml:"gpu_layers"` // of a backbone, on the first GPU, counted from the last; -1: all
 	Place     []string `toml:"place"`      // where tensors of it lie instead, as `kvasird plan` prints rules
+	Drafts    string   `toml:"drafts"`     // whether a backbone whose experts are elsewhere guesses tokens: auto, where it pays, or off; "": auto
 	Rows      string   `toml:"rows"`       // how a stage sends rows to the next: f32 (exact), f16 (half the bytes); "": f32
+	Precision string   `toml:"precision"`  // of rows to experts elsewhere, and back: see PrecisionAuto
 
 	// ID is what Path names, when that is an id and no file; set by Validate.
 	ID *gguf.ModelID `toml:"-"`
@@ -269,7 +271,9 @@ func (c *Config) fillDefaults() error {
 	setDefault(&c.Model.Sequences, 4)
 	setDefault(&c.Model.Experts, ExpertsAuto)
 	setDefault(&c.Model.Wait, 2)
+	setDefault(&c.Model.Drafts, draftsAuto)
 	setDefault(&c.Model.Rows, "f32")
+	setDefault(&c.Model.Precision, PrecisionAuto)
 	setDefault(&c.Log.Level, "info")
 	c.Gateway.fillDefaults()
 	setDefault(&c.Reach, string(p2p.ReachAuto))
@@ -440,12 +444,21 @@ func (c *Config) checkNumbers() error {
 	if _, err := c.Model.overrides(); err != nil {
 		return fmt.Errorf("model.place: %w", err)
 	}
+	if c.Model.Drafts != draftsAuto && c.Model.Drafts != Off {
+		return fmt.Errorf("model.drafts %q: want auto or off", c.Model.Drafts)
+	}
 	if _, ok := rowPrecisions[c.Model.Rows]; !ok {
 		return fmt.Errorf("model.rows %q: want f32 or f16", c.Model.Rows)
+	}
+	if _, err := c.Model.precision(); err != nil {
+		return fmt.Errorf("model.precision: %w, or %s", err, PrecisionAuto)
 	}
 	_, err := c.Log.level()
 	return err
 }
+
+// draftsAuto is ModelConfig.Drafts where guessing tokens is left to what it brings.
+const draftsAuto = "auto"
 
 var rowPrecisions = map[string]ring.Precision{"f32": ring.F32, "f16": ring.F16}
 

@@ -41,7 +41,7 @@ func (h *heard) has(text string) bool {
 func (n *network) here(name string, args ...string) (*Node, *heard) {
 	n.t.Helper()
 	log := &heard{}
-	args = append([]string{"--network", n.file, "--listen", "/ip4/127.0.0.1/tcp/0", "--http", "127.0.0.1:0", "--threads", "1",
+	args = append([]string{"--drafts", Off, "--network", n.file, "--listen", "/ip4/127.0.0.1/tcp/0", "--http", "127.0.0.1:0", "--threads", "1",
 		"--data", filepath.Join(n.dir, name), "--control", filepath.Join(n.dir, name+".sock")}, args...)
 	set := flag.NewFlagSet("run", flag.ContinueOnError)
 	load := ConfigFlags(set)

@@ -128,7 +128,7 @@ func (s *swarm) worker(name string, args ...string) *child {
 
 func (s *swarm) start(name string, args ...string) *child {
 	s.t.Helper()
-	c, err := s.family.start(s.dir, name, append(args, "--threads", "1")...)
+	c, err := s.family.start(s.dir, name, append([]string{"--drafts", Off, "--threads", "1"}, args...)...) // sums as in a model alone
 	if err != nil {
 		s.t.Fatal(err)
 	}

@@ -98,10 +98,26 @@ type dispatchPart struct {
 	counted [][]uint64 // pairs by layer and expert that the meter has
 }
 
+// PrecisionAuto leaves it to the node how rows travel to the experts of others and back. It takes
+// f32: of what answers may lose by less, nothing is known that holds for every pair of backends. An
+// operator may choose f16, bf16 or q8 where the bytes of a line cost more than that.
+const PrecisionAuto = "auto"
+
+func (m *ModelConfig) precision() (experts.Precision, error) {
+	if m.Precision == PrecisionAuto {
+		return experts.F32, nil
+	}
+	return experts.ParsePrecision(m.Precision)
+}
+
 // openDispatch begins to have experts computed by workers. served is told by whom; nil:
 // nobody is.
 func (n *Node) openDispatch(m *modelFile, ownCopy bool, served func(peerID string, layer, pairs int)) (*dispatchPart, error) {
 	shape, err := market.ShapeOf(m.Model)
+	if err != nil {
+		return nil, err
+	}
+	precision, err := n.cfg.Model.precision()
 	if err != nil {
 		return nil, err
 	}
@@ -127,7 +143,7 @@ func (n *Node) openDispatch(m *modelFile, ownCopy bool, served func(peerID strin
 		local = &experts.Local{Kernel: k, Slices: wireSlices(held)}
 	}
 	d.Dispatcher, err = experts.NewDispatcher(experts.Config{
-		Model: experts.ModelID(m.id.String()), Dialer: laneDialer{n.host, m.id}, Local: local,
+		Model: experts.ModelID(m.id.String()), Dialer: laneDialer{n.host, m.id}, Local: local, Precision: precision,
 		CoverageWait: n.cfg.CoverageWait(), Logger: n.log, Served: served,
 		Fault: func(id string, reason error) {
 			if p, err := peer.Decode(id); err == nil {

@@ -71,8 +71,8 @@ func (s *swarm) goroutines(path string) int {
 	return n
 }
 
-// load is what many clients do to one daemon, and what came of it.
-type load struct {
+// manyClients is what many clients do to one daemon, and what came of it.
+type manyClients struct {
 	*swarm
 	client  *http.Client
 	answers map[string]string // by question
@@ -95,7 +95,7 @@ func TestLoad(t *testing.T) {
 	count := filepath.Join(s.dir, "goroutines")
 	t.Setenv(countVariable, count)
 	s.runShipped("--sequences", "8", "--context", "8192")
-	l := &load{swarm: s, answers: map[string]string{}, client: &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: loadClients}}}
+	l := &manyClients{swarm: s, answers: map[string]string{}, client: &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: loadClients}}}
 	for _, q := range []string{sumQuestion, "What is the capital of Japan?", "What is the capital of France?", "What is 2 plus 3?", "What sound does a cow make?"} {
 		l.answers[q] = reference().answer(t, q, false)
 	}
@@ -118,7 +118,7 @@ func TestLoad(t *testing.T) {
 }
 
 // run has all clients send their requests, each one after the other.
-func (l *load) run(requests int) {
+func (l *manyClients) run(requests int) {
 	l.kinds, l.busy, l.firsts, l.gaps = map[string]int{}, 0, nil, nil
 	var group sync.WaitGroup
 	for c := range loadClients {
@@ -137,7 +137,7 @@ func (l *load) run(requests int) {
 }
 
 // one sends the n-th kind of request until it is let in.
-func (l *load) one(random *rand.Rand, n int) {
+func (l *manyClients) one(random *rand.Rand, n int) {
 	kinds := []struct {
 		name string
 		send func(*rand.Rand) error
@@ -168,7 +168,7 @@ var errBusy = errors.New("all places are taken")
 
 // begin sends a body. A 429 that says when to come back is errBusy, and anything but
 // 200 wrong.
-func (l *load) begin(ctx context.Context, body io.Reader, size int) (*http.Response, error) {
+func (l *manyClients) begin(ctx context.Context, body io.Reader, size int) (*http.Response, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+l.http+"/v1/chat/completions", body)
 	if err != nil {
 		return nil, err
@@ -194,7 +194,7 @@ func (l *load) begin(ctx context.Context, body io.Reader, size int) (*http.Respo
 }
 
 // question is one of those that the model knows, as a request's body.
-func (l *load) question(random *rand.Rand, stream bool) (body []byte, answer string) {
+func (l *manyClients) question(random *rand.Rand, stream bool) (body []byte, answer string) {
 	questions := make([]string, 0, len(l.answers))
 	for q := range l.answers {
 		questions = append(questions, q)
@@ -207,12 +207,12 @@ func (l *load) question(random *rand.Rand, stream bool) (body []byte, answer str
 	return body, l.answers[q]
 }
 
-func (l *load) whole(random *rand.Rand) error {
+func (l *manyClients) whole(random *rand.Rand) error {
 	body, answer := l.question(random, false)
 	return l.readWhole(bytes.NewReader(body), len(body), answer)
 }
 
-func (l *load) readWhole(body io.Reader, size int, answer string) error {
+func (l *manyClients) readWhole(body io.Reader, size int, answer string) error {
 	resp, err := l.begin(l.ctx, body, size)
 	if err != nil {
 		return err
@@ -231,7 +231,7 @@ func (l *load) readWhole(body io.Reader, size int, answer string) error {
 }
 
 // slowSender sends its body in pieces.
-func (l *load) slowSender(random *rand.Rand) error {
+func (l *manyClients) slowSender(random *rand.Rand) error {
 	body, answer := l.question(random, false)
 	return l.readWhole(&slowly{body: body, pause: 100 * time.Millisecond}, len(body), answer)
 }
@@ -251,14 +251,14 @@ func (r *slowly) Read(b []byte) (int, error) {
 	return n, nil
 }
 
-func (l *load) streamed(random *rand.Rand) error { return l.readStream(random, 0) }
+func (l *manyClients) streamed(random *rand.Rand) error { return l.readStream(random, 0) }
 
-func (l *load) slowReader(random *rand.Rand) error {
+func (l *manyClients) slowReader(random *rand.Rand) error {
 	return l.readStream(random, 100*time.Millisecond)
 }
 
 // readStream pauses after each piece; without a pause, it measures.
-func (l *load) readStream(random *rand.Rand, pause time.Duration) error {
+func (l *manyClients) readStream(random *rand.Rand, pause time.Duration) error {
 	body, answer := l.question(random, true)
 	began := time.Now()
 	resp, err := l.begin(l.ctx, bytes.NewReader(body), len(body))
@@ -288,7 +288,7 @@ func (l *load) readStream(random *rand.Rand, pause time.Duration) error {
 
 // hungUp goes away in the middle of its body, while it waits, or in the middle of the
 // answer.
-func (l *load) hungUp(random *rand.Rand) error {
+func (l *manyClients) hungUp(random *rand.Rand) error {
 	body, _ := l.question(random, true)
 	ctx, cancel := context.WithCancel(l.ctx)
 	defer cancel()
@@ -319,7 +319,7 @@ func (l *load) hungUp(random *rand.Rand) error {
 }
 
 // malformed sends nonsense, which must be told from an overload.
-func (l *load) malformed(random *rand.Rand) error {
+func (l *manyClients) malformed(random *rand.Rand) error {
 	body := noRequests[random.IntN(len(noRequests))]
 	_, err := l.begin(l.ctx, strings.NewReader(body), len(body))
 	if err == nil {
@@ -332,7 +332,7 @@ func (l *load) malformed(random *rand.Rand) error {
 }
 
 // quiet waits until nothing runs and no connection is kept.
-func (l *load) quiet() {
+func (l *manyClients) quiet() {
 	l.t.Helper()
 	l.client.CloseIdleConnections()
 	http.DefaultClient.CloseIdleConnections()
@@ -345,7 +345,7 @@ func (l *load) quiet() {
 
 // allPlaces wants each place of the door to be free: all but one are taken by
 // bodies that do not come, and the last one still answers.
-func (l *load) allPlaces() {
+func (l *manyClients) allPlaces() {
 	l.t.Helper()
 	for range placesOfHTTP - 1 {
 		c, err := net.Dial("tcp", l.http)
@@ -369,7 +369,7 @@ func (l *load) allPlaces() {
 	}
 }
 
-func (l *load) report(took time.Duration) {
+func (l *manyClients) report(took time.Duration) {
 	total := 0
 	for _, n := range l.kinds {
 		total += n

@@ -25,14 +25,15 @@ type Purse struct {
 
 // purseMoney is api.Money before it is written.
 type purseMoney struct {
-	Terms     cashier.Terms  `json:"terms"`
-	Ledger    cashier.Ledger `json:"ledger"`
-	StakeMemo string         `json:"stake_memo"`
+	Terms     cashier.Terms     `json:"terms"`
+	Ledger    cashier.Ledger    `json:"ledger"`
+	StakeMemo string            `json:"stake_memo"`
+	FundMemos map[string]string `json:"fund_memos"`
 }
 
 // money asks for both.
 func (p *Purse) money(ctx context.Context) (m purseMoney, err error) {
-	m.StakeMemo = cashier.StakeMemo(p.Node)
+	m.StakeMemo, m.FundMemos = cashier.StakeMemo(p.Node), cashier.FundMemos()
 	if m.Terms, err = p.Service.Terms(ctx); err == nil {
 		m.Ledger, err = p.Service.Ledger(ctx, p.Node)
 	}
@@ -78,6 +79,18 @@ func (p *Purse) linkText(_ context.Context, req linkTextRequest) (api.LinkText, 
 	return api.LinkText{Text: cashier.LinkText(p.Network, p.Node, l), Domain: base58.Encode(p.Network[:]), Since: l.Since}, nil
 }
 
+// complaintTextRequest is api.ComplaintTextRequest with the types of what settles.
+type complaintTextRequest struct {
+	Request settle.QuoteID `json:"request"`
+	Amount  settle.Amount  `json:"amount"`
+	Wallet  settle.Wallet  `json:"wallet"`
+}
+
+func (p *Purse) complaintText(_ context.Context, req complaintTextRequest) (api.ComplaintText, error) {
+	text := cashier.ComplaintText(p.Network, cashier.Complaint{ID: req.Request, Amount: req.Amount}, req.Wallet)
+	return api.ComplaintText{Text: text, Domain: base58.Encode(p.Network[:])}, nil
+}
+
 func (p *Purse) ledger(ctx context.Context, req struct {
 	Owner settle.Key `json:"owner"`
 }) (cashier.Ledger, error) {
@@ -95,15 +108,17 @@ func (c *Control) moneyRoutes(mux *http.ServeMux) {
 		c.answer(w, m, moneyError(err))
 	})
 	for path, h := range map[string]http.HandlerFunc{
-		api.PathQuote:    moneyCall(c, (*Purse).quote),
-		api.PathLedger:   moneyCall(c, (*Purse).ledger),
-		api.PathLinkText: moneyCall(c, (*Purse).linkText),
-		api.PathLink:     moneyCall(c, served(cashier.Service.Link)),
-		api.PathDeposit:  moneyCall(c, served(cashier.Service.Deposit)),
-		api.PathUnstake:  moneyCall(c, served(cashier.Service.Unstake)),
-		api.PathClaim:    moneyCall(c, served(cashier.Service.Claim)),
-		api.PathPropose:  moneyCall(c, served(cashier.Service.Propose)),
-		api.PathActivate: moneyCall(c, served(cashier.Service.Activate)),
+		api.PathQuote:         moneyCall(c, (*Purse).quote),
+		api.PathLedger:        moneyCall(c, (*Purse).ledger),
+		api.PathLinkText:      moneyCall(c, (*Purse).linkText),
+		api.PathComplaintText: moneyCall(c, (*Purse).complaintText),
+		api.PathLink:          moneyCall(c, served(cashier.Service.Link)),
+		api.PathDeposit:       moneyCall(c, served(cashier.Service.Deposit)),
+		api.PathUnstake:       moneyCall(c, served(cashier.Service.Unstake)),
+		api.PathClaim:         moneyCall(c, served(cashier.Service.Claim)),
+		api.PathComplain:      moneyCall(c, served(cashier.Service.Complain)),
+		api.PathPropose:       moneyCall(c, served(cashier.Service.Propose)),
+		api.PathActivate:      moneyCall(c, served(cashier.Service.Activate)),
 	} {
 		mux.HandleFunc("POST "+path, h)
 	}

@@ -51,6 +51,9 @@ func (s *till) Unstake(_ context.Context, m cashier.Move) (cashier.Ledger, error
 func (s *till) Claim(_ context.Context, m cashier.Move) (cashier.Payout, error) {
 	return cashier.Payout{ID: m.ID, Amount: m.Amount}, s.take(m)
 }
+func (s *till) Complain(_ context.Context, c cashier.Complaint) (cashier.Complained, error) {
+	return cashier.Complained{Asked: c.Amount, Due: 7, Over: true, Recovered: 3}, s.take(c)
+}
 func (s *till) Propose(_ context.Context, c cashier.Change) (cashier.Proposed, error) {
 	return cashier.Proposed{Proposal: []byte{1}, Texts: map[string]string{"w": "t"}}, s.take(c)
 }
@@ -102,6 +105,20 @@ func TestControlMoney(t *testing.T) {
 	if l.Unbonding != "7" || p.ID != id {
 		t.Errorf("moved %+v, %+v", l, p)
 	}
+	quoteID := settle.QuoteID{1, 2}
+	ask := api.ComplaintTextRequest{Request: quoteID.String(), Amount: "7", Wallet: wallet.String()}
+	claim := cashier.Complaint{ID: quoteID, Amount: 7}
+	if got, err := c.ComplaintText(ctx, ask); err != nil || got.Text != cashier.ComplaintText(settle.Hash{4}, claim, wallet) || got.Domain != text.Domain {
+		t.Errorf("to sign %+v, %v", got, err)
+	}
+	taken, err := c.Complain(ctx, api.Complaint{Request: quoteID.String(), Amount: "7"})
+	check("complain", err, claim)
+	if taken != (api.Complained{Asked: "7", Due: 7, Over: true, Recovered: "3"}) {
+		t.Errorf("complained %+v", taken)
+	}
+	claim.Format, claim.Signature = "v1", sig
+	_, err = c.Complain(ctx, api.Complaint{Request: quoteID.String(), Amount: "7", Format: "v1", Signature: sig.String()})
+	check("complain, signed", err, claim)
 	_, err = c.Ledger(ctx, wallet.String())
 	check("ledger", err, wallet)
 	change := api.Change{Values: map[string]uint64{"fee": 1<<64 - 1}, Epoch: 3, Valid: 4}

@@ -1,15 +1,14 @@
 package node
 
 import (
-	"bytes"
 	"crypto/ed25519"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
 	"net/url"
 	"path/filepath"
 
+	"kvasird/node/api"
 	"kvasird/settle"
 )
 
@@ -58,30 +57,13 @@ func (c *Config) checkSettle() error {
 	return nil
 }
 
-// readKeyPair reads a file as Solana's tools write it: a JSON list of the 64 bytes of
-// secret and public key.
+// readKeyPair reads a wallet's key pair from a file that nobody else reads.
 func readKeyPair(path string) (ed25519.PrivateKey, error) {
 	text, err := readPrivate(path)
 	if err != nil {
 		return nil, err
 	}
-	var numbers []int
-	dec := json.NewDecoder(bytes.NewReader(text))
-	if err := dec.Decode(&numbers); err != nil || len(numbers) != ed25519.PrivateKeySize || dec.More() {
-		return nil, fmt.Errorf("%s is no key pair: want a JSON list of 64 numbers, as `solana-keygen new` writes it", path)
-	}
-	raw := make([]byte, len(numbers))
-	for i, n := range numbers {
-		if n < 0 || n > 255 {
-			return nil, fmt.Errorf("%s is no key pair: number %d is not a byte", path, i+1)
-		}
-		raw[i] = byte(n)
-	}
-	key := ed25519.NewKeyFromSeed(raw[:ed25519.SeedSize])
-	if !bytes.Equal(key, raw) {
-		return nil, fmt.Errorf("%s is no key pair: its public key is of another secret", path)
-	}
-	return key, nil
+	return api.ParseKeyPair(path, text)
 }
 
 // ofWallet refuses the key of another wallet.

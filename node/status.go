@@ -48,7 +48,8 @@ func (n *Node) Status(context.Context) (*api.Status, error) {
 	if b != nil {
 		st := b.Stats()
 		s.Tokens = &api.Tokens{
-			Prompt: uint64(st.Prompt), Generated: uint64(st.Generated), PerSecond: st.TokensPerSecond,
+			Prompt: uint64(st.Prompt), Generated: uint64(st.Generated),
+			Drafted: uint64(st.Drafted), Accepted: uint64(st.Accepted), NoDrafts: st.NoDrafts, PerSecond: st.TokensPerSecond,
 			Running: st.Running, Waiting: st.Waiting,
 		}
 	}

@@ -7,6 +7,7 @@ import (
 	"unicode/utf8"
 
 	"kvasird/ggml/gguf"
+	"kvasird/ring/draft"
 )
 
 // Limits of what is said on the wire.
@@ -14,7 +15,7 @@ const (
 	// MaxHops bounds the stages of a chain.
 	MaxHops = 64
 	// MaxDraft bounds the tokens that are drafted at a time.
-	MaxDraft = 16
+	MaxDraft = draft.Most
 
 	maxPeerID  = 128
 	maxLayers  = 1 << 16

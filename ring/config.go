@@ -73,6 +73,9 @@ type StageConfig struct {
 	// Admit says whether a peer, by the text of its connection's RemoteAddr, may use this stage;
 	// the error is told to it as the reason. It does not wait. nil: everyone may.
 	Admit func(peer string) error
+	// Allow says why rows of an entry are not computed now, right before they would be: the entry is
+	// told that with CodeUnpaid. It is called with locks held: it does not wait. nil: all are.
+	Allow func(entry string, rows int) error
 	// Computed is told of the rows that were computed for an entry, drafts and repetitions
 	// included. It is called with locks held: it does not wait. nil: nobody is told.
 	Computed func(entry string, rows int)

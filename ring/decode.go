@@ -163,14 +163,7 @@ func (st *Stage) deliverLocked(sh *share) {
 	}
 	if sh.code != 0 {
 		st.count.failed.Add(1)
-		s.cut(sh.from)
-		if s.front != nil {
-			s.front.asked = 0
-		} else {
-			s.have = s.have[:min(len(s.have), sh.from)]
-			s.in.truncate(0)
-			s.in.from = len(s.have)
-		}
+		s.undo(sh.from)
 		hop := s.hop
 		if sh.code == CodeProtocol { // of the rows that came
 			hop = max(hop-1, 0)
@@ -194,6 +187,18 @@ func (st *Stage) deliverLocked(sh *share) {
 		at := sh.at + i
 		s.out.add(p.out[at*st.cfg.Width:(at+1)*st.cfg.Width], p.token[at], p.flags[at])
 	}
+}
+
+// undo drops a share that is not computed, and what waits behind it.
+func (s *session) undo(from int) {
+	s.cut(from)
+	if s.front != nil {
+		s.front.asked = 0
+		return
+	}
+	s.have = s.have[:min(len(s.have), from)]
+	s.in.truncate(0)
+	s.in.from = len(s.have)
 }
 
 // mostResets is how often in a row a session whose memory cannot drop a part is begun anew since a

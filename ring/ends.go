@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"slices"
 	"time"
+
+	"kvasird/ring/draft"
 )
 
 // front is what the first stage has of a session beside the rest.
@@ -13,7 +15,7 @@ type front struct {
 	finish   finish  // of the last token
 	asked    int     // the last row that wants a token is at position asked-1
 	drafting bool    // all stages can drop drafts
-	guess    drafter
+	guess    draft.Drafter
 
 	// The round that runs: tokens drafted behind position asked-1, and when it began.
 	drafts []int32
@@ -151,7 +153,7 @@ func (st *Stage) settleLocked(s *session, drawn []int32) {
 	for n < len(f.drafts) && n < len(drawn) && f.drafts[n] == drawn[n] {
 		n++
 	}
-	f.guess.observe(len(f.drafts), n, time.Since(f.began))
+	f.guess.Observe(len(f.drafts), n, time.Since(f.began))
 	st.count.accepted.Add(uint64(n))
 	f.began = time.Time{}
 }

@@ -31,12 +31,13 @@ const (
 	CodeCompute                  // the stage could not compute
 	CodeReset                    // the stage lost what it had of the session
 	CodeRequest                  // the request is wrong
+	CodeUnpaid                   // it is not known that somebody pays the entry's requests
 
-	lastCode = CodeRequest
+	lastCode = CodeUnpaid
 )
 
 var codeNames = [...]string{"", "protocol", "rights", "model", "limit", "busy", "leaving", "closing", "unknown session", "stale epoch",
-	"lost", "bad rows", "compute", "reset", "request"}
+	"lost", "bad rows", "compute", "reset", "request", "unpaid"}
 
 func (c Code) String() string {
 	if c > 0 && int(c) < len(codeNames) {

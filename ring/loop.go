@@ -291,6 +291,14 @@ func (st *Stage) shareLocked(s *session, room int) bool {
 	if sh.n = len(p.token) - sh.at; sh.n == 0 {
 		return false
 	}
+	if st.cfg.Allow != nil {
+		if err := st.cfg.Allow(s.entry, sh.n); err != nil {
+			p.token, p.flags, p.rows = p.token[:sh.at], p.flags[:sh.at], p.rows[:min(len(p.rows), sh.at*st.cfg.Width)]
+			s.undo(sh.from)
+			st.breakLocked(s, CodeUnpaid, s.hop, err.Error())
+			return false
+		}
+	}
 	for i := range sh.n {
 		p.pos, p.seq = append(p.pos, int32(sh.from+i)), append(p.seq, int32(s.seq))
 	}
@@ -318,7 +326,7 @@ func (st *Stage) fillFirstLocked(s *session, room int) {
 		f.began = time.Now() // how long a prompt takes tells nothing of a round
 	}
 	if f.drafting && n == 1 {
-		f.drafts = f.guess.draft(f.tokens, min(room-1, s.total()-1-end))
+		f.drafts = f.guess.Draft(f.tokens, min(room-1, s.total()-1-end))
 	}
 	p.token = append(p.token, f.drafts...)
 	s.have = append(s.have, f.drafts...)

@@ -1,7 +1,7 @@
 package ring
 
-// The wire format of /kvasir/<net>/ring/1, version 3. Version 1 had neither a grammar in OPEN nor
-// log-probabilities in TOKENS, version 2 no entry in OPEN.
+// The wire format of /kvasir/<net>/ring/1, version 4. Version 1 had neither a grammar in OPEN nor
+// log-probabilities in TOKENS, version 2 no entry in OPEN, version 3 no error 15.
 //
 // Frames are those of package p2p: a 16-byte header (payload length, type, flags, id) and a
 // payload. Flags are 0. Integers and floats are little-endian. A payload has exactly the length
@@ -74,7 +74,7 @@ import (
 )
 
 const (
-	wireVersion = 3
+	wireVersion = 4
 
 	// MaxFrame bounds the payload of every frame, in bytes.
 	MaxFrame = 8 << 20

@@ -182,6 +182,12 @@ func (p Params) PenaltyOf(reward Amount) Amount {
 	return most
 }
 
+// Penalise takes from a bond for a request that was paid in an epoch, of which the node
+// had reward: the penalty, or the payer's loss when that is more, as far as it reaches.
+func (p Params) Penalise(b Bond, epoch uint64, reward, loss Amount) (Bond, Slash) {
+	return b.Slash(epoch, max(p.PenaltyOf(reward), loss))
+}
+
 // SplitSlash divides what was taken: to the injured payer up to the price it paid, to
 // the reporter at most a tenth of the whole, the rest to the pool.
 func SplitSlash(taken, price Amount) (payer, reporter, pool Amount) {

@@ -146,6 +146,20 @@ func TestSlashOrder(t *testing.T) {
 	}
 }
 
+// A culprit bears the penalty, or what the payer lost when that is more.
+func TestPenalise(t *testing.T) {
+	p := DefaultParams()
+	b := Bond{Bonded: 10_000, Vesting: []Pending{{300, 9, 2}}}
+	for _, tt := range []struct{ reward, loss, want Amount }{
+		{0, 0, 0}, {2, 5, 2 * 64}, {2, 500, 500}, {0, 70, 70}, {1000, 5, 10_300}, {1, 20_000, 10_300},
+	} {
+		next, s := p.Penalise(b, 2, tt.reward, tt.loss)
+		if s.Total() != tt.want || next.Bonded+total(next.Vesting) != 10_300-tt.want {
+			t.Errorf("reward %d, loss %d: %+v", tt.reward, tt.loss, s)
+		}
+	}
+}
+
 func TestSplitSlash(t *testing.T) {
 	for _, tt := range [][5]Amount{ // taken, price → payer, reporter, pool
 		{1000, 300, 300, 100, 600}, {1000, 0, 0, 100, 900}, {1000, 950, 950, 50, 0}, {1000, 5000, 1000, 0, 0}, {9, 0, 0, 0, 9}, {},

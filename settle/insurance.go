@@ -83,8 +83,7 @@ var (
 	ErrClaimTwice  = errors.New("the request has had its claim")
 	ErrClaimWallet = errors.New("the wallet did not pay for the request")
 	ErrClaimState  = errors.New("only a delivered request can be claimed")
-	ErrClaimAmount = errors.New("the claim is above what the request paid its workers")
-	ErrClaimEarly  = errors.New("the audit window of the request is open")
+	ErrClaimAmount = errors.New("the claim is above what the request paid its workers, less what came back already")
 )
 
 // Insured is what the ledger knows of a settled request.
@@ -94,6 +93,13 @@ type Insured struct {
 	SettledAt uint64 // Unix seconds
 	Claimed   bool
 	Delivered bool
+	Back      Amount // that verdicts and the pool gave back to the payer
+}
+
+// Loss is what may still come back to the payer: never more than it paid workers.
+func (in Insured) Loss() Amount {
+	most := in.Used - min(in.Fee, in.Used)
+	return most - min(in.Back, most)
 }
 
 // CheckClaim refuses a claim of a wallet on a request at a time in Unix seconds.
@@ -107,8 +113,8 @@ func (p Params) CheckClaim(in Insured, wallet Wallet, amount Amount, now uint64)
 		return fmt.Errorf("%w: %s", ErrClaimWallet, wallet)
 	case in.Claimed:
 		return ErrClaimTwice
-	case amount == 0 || in.Fee > in.Used || amount > in.Used-in.Fee:
-		return fmt.Errorf("%w: %d, 1 to %d", ErrClaimAmount, amount, in.Used-min(in.Fee, in.Used))
+	case amount == 0 || amount > in.Loss():
+		return fmt.Errorf("%w: %d, 1 to %d", ErrClaimAmount, amount, in.Loss())
 	case now < in.SettledAt:
 		return ErrPast
 	case now-in.SettledAt > p.ClaimSeconds:
@@ -117,43 +123,45 @@ func (p Params) CheckClaim(in Insured, wallet Wallet, amount Amount, now uint64)
 	return nil
 }
 
-// CheckClaimPayable refuses to pay an accepted claim before the audits of its request
-// are over. Error: ErrClaimEarly.
-func (p Params) CheckClaimPayable(in Insured, now uint64) error {
-	if over := in.SettledAt + p.AuditSeconds; over < in.SettledAt || now < over {
-		return fmt.Errorf("%w for %d s", ErrClaimEarly, over-now)
-	}
-	return nil
+// ClaimDue is from when an accepted claim is paid, in Unix seconds: when the audits of its
+// request are over.
+func (p Params) ClaimDue(in Insured) uint64 { return in.SettledAt + p.AuditSeconds }
+
+// ClaimRound divides what the pool gives in one epoch over the claims of the epoch.
+type ClaimRound struct {
+	Avail, Asked Amount // in all
 }
 
-// Cover says who bears a loss that an audit attributes: first what the culprit was to
-// have for that request, then its bond, then the pool, as far as they reach.
-func Cover(loss, held, bond, pool Amount) (fromHeld, fromBond, fromPool Amount) {
-	fromHeld = min(loss, held)
-	fromBond = min(loss-fromHeld, bond)
-	fromPool = min(loss-fromHeld-fromBond, pool)
-	return fromHeld, fromBond, fromPool
-}
-
-// PayClaims divides what the pool gives in one epoch over the claims of the epoch: all,
-// or each its part of what there is, rounded down.
-func (p Params) PayClaims(pool Amount, claims []Amount) (paid []Amount, err error) {
+// ClaimRound is what a pool gives in an epoch in which so much is asked of it.
+func (p Params) ClaimRound(pool, asked Amount) (ClaimRound, error) {
 	avail, err := part(pool, p.PoolEpochPPM, PPM, down)
-	if err != nil {
-		return nil, err
+	return ClaimRound{avail, asked}, err
+}
+
+// Part is what a claim of the round is paid: all of it, or its part of what there is,
+// rounded down.
+func (r ClaimRound) Part(claim Amount) (Amount, error) {
+	if r.Asked <= r.Avail {
+		return claim, nil
 	}
-	var sum Amount
+	return part(claim, uint64(r.Avail), uint64(r.Asked), down)
+}
+
+// PayClaims is the parts of all claims of one epoch.
+func (p Params) PayClaims(pool Amount, claims []Amount) (paid []Amount, err error) {
+	var asked Amount
 	for _, c := range claims {
-		if sum, err = sum.Add(c); err != nil {
+		if asked, err = asked.Add(c); err != nil {
 			return nil, err
 		}
 	}
-	paid = append(paid, claims...)
-	if sum <= avail {
-		return paid, nil
+	r, err := p.ClaimRound(pool, asked)
+	if err != nil {
+		return nil, err
 	}
+	paid = make([]Amount, len(claims))
 	for i, c := range claims {
-		if paid[i], err = part(c, uint64(avail), uint64(sum), down); err != nil {
+		if paid[i], err = r.Part(c); err != nil {
 			return nil, err
 		}
 	}

@@ -255,20 +255,15 @@ func TestCheckClaim(t *testing.T) {
 			t.Errorf("%+v: %v", tt, err)
 		}
 	}
-	if err := p.CheckClaimPayable(in, 5000+72*Hour-1); !errors.Is(err, ErrClaimEarly) {
-		t.Error(err)
+	back := in
+	back.Back = 849
+	if err := p.CheckClaim(back, Wallet{1}, 2, 5000); !errors.Is(err, ErrClaimAmount) {
+		t.Errorf("more than what did not come back yet: %v", err)
 	}
-	if err := p.CheckClaimPayable(in, 5000+72*Hour); err != nil {
-		t.Error(err)
+	if back.Back = 1 << 63; back.Loss() != 0 || in.Loss() != 850 {
+		t.Errorf("a loss of %d and %d", back.Loss(), in.Loss())
 	}
-}
-
-func TestCover(t *testing.T) {
-	for _, tt := range [][7]Amount{ // loss, held, bond, pool → three parts
-		{100, 200, 0, 0, 100, 0, 0}, {100, 60, 30, 5, 60, 30, 5}, {100, 0, 0, 500, 0, 0, 100}, {100, 60, 60, 60, 60, 40, 0}, {},
-	} {
-		if h, b, pl := Cover(tt[0], tt[1], tt[2], tt[3]); h != tt[4] || b != tt[5] || pl != tt[6] {
-			t.Errorf("%v: %d %d %d", tt, h, b, pl)
-		}
+	if due := p.ClaimDue(in); due != 5000+72*Hour {
+		t.Errorf("due at %d", due)
 	}
 }

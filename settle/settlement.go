@@ -165,9 +165,13 @@ func DebitEntry(r Request, now uint64) (Entry, error) {
 	return NewEntry(ActDebit, RequestKey(r.Quote.ID), now, Transfer{Account{Balance, r.Payer}, EscrowOf(r.Quote.ID), r.Paid})
 }
 
-// SlashEntry books what was taken from a node for a request, by SplitSlash.
+// SlashEntry books what was taken from a node for a request, by SplitSlash. A reporter
+// without a wallet leaves its part to the pool.
 func SlashEntry(id QuoteID, node Node, s Slash, price Amount, payer, reporter Wallet, now uint64) (Entry, error) {
 	toPayer, toReporter, toPool := SplitSlash(s.Total(), price)
+	if reporter == (Wallet{}) {
+		toReporter, toPool = 0, toPool+toReporter
+	}
 	give := []Transfer{{To: Account{Balance, payer}, Amount: toPayer}, {To: Account{Balance, reporter}, Amount: toReporter}, {To: Account{Kind: Pool}, Amount: toPool}}
 	var moves []Transfer
 	for _, from := range []struct {

@@ -23,10 +23,21 @@ func CheckKey(k Key) error {
 	if err != nil || [32]byte(p.Bytes()) != k {
 		return fmt.Errorf("%w: %s", ErrWeakKey, k)
 	}
-	if new(edwards25519.Point).MultByCofactor(p).Equal(edwards25519.NewIdentityPoint()) == 1 {
+	if smallOrder(p) {
 		return fmt.Errorf("%w: %s", ErrWeakKey, k)
 	}
 	return nil
+}
+
+// SmallOrder says whether a key, however it is written, is of a point for which anybody can
+// sign. It says nothing of what is no point: such an address of the chain belongs to a program.
+func SmallOrder(k Key) bool {
+	p, err := new(edwards25519.Point).SetBytes(k[:])
+	return err == nil && smallOrder(p)
+}
+
+func smallOrder(p *edwards25519.Point) bool {
+	return new(edwards25519.Point).MultByCofactor(p).Equal(edwards25519.NewIdentityPoint()) == 1
 }
 
 // Verify checks a signature of ed25519 by a key that is not weak. Errors: ErrWeakKey,

@@ -281,13 +281,13 @@ func (w *world) slash(node, name, reporter string) (string, error) {
 		}
 	}
 	r := w.requests[name]
-	b, s := w.bonds[w.key(node)].Slash(w.paidIn[name], w.p.PenaltyOf(reward))
-	if s.Total() == 0 {
-		return "nothing\n", nil
-	}
 	used, err := r.Used()
 	if err != nil {
 		return "", err
+	}
+	b, s := w.p.Penalise(w.bonds[w.key(node)], w.paidIn[name], reward, used)
+	if s.Total() == 0 {
+		return "nothing\n", nil
 	}
 	w.bonds[w.key(node)] = b
 	return w.post(SlashEntry(r.Quote.ID, w.key(node), s, used, r.Payer, w.key(reporter), w.now))
@@ -299,7 +299,7 @@ func (w *world) claim(name, wallet string, amount Amount) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	in := Insured{r.Payer, used, o.Split.Fee, w.now, w.claimed[name], r.State == Done}
+	in := Insured{r.Payer, used, o.Split.Fee, w.now, w.claimed[name], r.State == Done, 0}
 	if err := w.p.CheckClaim(in, w.key(wallet), amount, w.now); err != nil {
 		return "", err
 	}

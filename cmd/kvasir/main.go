@@ -56,6 +56,7 @@ var commands = []command{
 	{name: "quote", args: "[MODEL] [flags]", about: "what a request would cost in a network with a token, and how to pay it", run: quote},
 	{name: "wallet", about: "this node's pay: link a wallet, stake, claim", sub: walletCommands},
 	{name: "ledger", args: "[flags] OWNER", about: "what a wallet or a node has at the settlement", run: ledger},
+	{name: "complain", args: "[flags] REQUEST AMOUNT", about: "claim of the insurance pool for a request that was badly answered", run: complain},
 	{name: "govern", about: "change the parameters of a network with a token", sub: governCommands},
 	{name: "keys", about: "the keys of the HTTP API: make, list, revoke", sub: keysCommands},
 	{name: "chat", args: "[MODEL] [flags]", about: "talk with the model in the terminal", run: runChat, interrupts: true},

@@ -119,7 +119,7 @@ func TestStatus(t *testing.T) {
 				Rows: []api.Rows{{Layer: 1, Rows: 70}, {Layer: 2, Rows: 80}}, Failed: 3},
 			{ID: "12D3KooWworker02", State: api.PeerRefused, Reason: "other runtime pack \x1b[2J"},
 		},
-		Tokens:  &api.Tokens{Prompt: 9, Generated: 120, PerSecond: 81.25, Running: 1},
+		Tokens:  &api.Tokens{Prompt: 9, Generated: 120, Drafted: 80, Accepted: 44, PerSecond: 81.25, Running: 1},
 		Carried: &api.Carried{Running: 1, Answered: 7, Refused: map[string]uint64{"rights": 2, "busy": 3}},
 	}
 	data := daemon(t, func(w http.ResponseWriter, r *http.Request) {
@@ -138,6 +138,7 @@ func TestStatus(t *testing.T) {
 		"nobody holds layer 1 experts 16:32\n",
 		"HTTP      127.0.0.1:19000, with a key\n",
 		"120 generated, 9 of prompts; 81.2 tokens/s now; 1 running, 0 waiting",
+		"Drafts    44 of 80 accepted\n",
 		"7 answered for other nodes, 1 running; 3 refused: busy; 2 refused: rights",
 		"…worker01  connected  0s   0.34 ms  layers 0:4 experts 0:16  150   3",
 		"…worker02 refused: other runtime pack \ufffd[2J\n",

@@ -130,6 +130,11 @@ func charge(tokens, raw, ref uint64) string {
 
 // units writes base units, and as many tokens of the mint.
 func units(amount string, decimals int) string {
+	return plain(tokens(amount, decimals) + " (" + amount + " base units)")
+}
+
+// tokens writes base units as tokens of the mint.
+func tokens(amount string, decimals int) string {
 	digits := amount
 	if len(digits) <= decimals {
 		digits = strings.Repeat("0", decimals-len(digits)+1) + digits
@@ -139,7 +144,7 @@ func units(amount string, decimals int) string {
 	if part := strings.TrimRight(digits[at:], "0"); part != "" {
 		whole += "." + part
 	}
-	return plain(whole + " (" + amount + " base units)")
+	return whole
 }
 
 // ledger prints what an owner has.

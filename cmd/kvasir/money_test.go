@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 
@@ -27,6 +28,7 @@ func newBank(t *testing.T) (*bank, string) {
 	b.money.Terms = api.MoneyTerms{Mint: "Mint", Owner: "VaultOwner", Vault: "Vault", Decimals: 6, Ref: 1_000_000, Epoch: 4,
 		Prices: []api.MoneyPrice{{Model: "abcdef", Raw: 300_000_000_000}}}
 	b.money.Ledger, b.money.StakeMemo = api.Ledger{Owner: "Node", Wallet: api.NoWallet, Balance: "0"}, "kvs1:node"
+	b.money.FundMemos = map[string]string{"emission": "kvf1:emission", "pool": "kvf1:pool"}
 	return b, daemon(t, func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path == api.PathMoney {
 			json.NewEncoder(w).Encode(b.money)
@@ -186,10 +188,30 @@ func TestWalletMoves(t *testing.T) {
 	b.reply[api.PathDeposit] = api.Ledger{Owner: "W", Wallet: api.NoWallet, Balance: "1500"}
 	b.reply[api.PathUnstake] = api.Ledger{Owner: "Node", Wallet: "W", Balance: "0", Unbonding: "7"}
 	b.reply[api.PathClaim] = api.Payout{Owner: "W", Amount: "9"}
-	status, out, errs := kvasir(t, "", "wallet", "stake", "1500", "--owner", "W", "--data", data)
-	if status != exitOK || !strings.Contains(out, "Transfer 0.0015 (1500 base units)") || !strings.Contains(out, "VaultOwner") || !strings.Contains(out, "memo kvs1:node") || b.asked[api.PathDeposit] != nil {
-		t.Errorf("how to pay: %d %s %s", status, out, errs)
+	for _, tt := range []struct {
+		args []string
+		want []string
+	}{
+		{[]string{"stake", "1500"}, []string{"Transfer 0.0015 (1500 base units) in one", "mint    Mint\n", "to      Vault, the vault, an account of VaultOwner\n",
+			"\n  spl-token transfer Mint 0.0015 Vault --with-memo kvs1:node\n", "kvasir wallet stake 1500 --owner W --signature SIGNATURE\n"}},
+		{[]string{"deposit", "2000000"}, []string{"memo    none\n", "\n  spl-token transfer Mint 2 Vault\n", "kvasir wallet deposit 2000000 --owner W --signature"}},
+		{[]string{"deposit", "7", "--fund", "emission"}, []string{"\n  spl-token transfer Mint 0.000007 Vault --with-memo kvf1:emission\n"}},
+	} {
+		status, out, errs := kvasir(t, "", slices.Concat([]string{"wallet"}, tt.args, []string{"--owner", "W", "--data", data})...)
+		if status != exitOK || b.asked[api.PathDeposit] != nil {
+			t.Errorf("%v: %d %s", tt.args, status, errs)
+		}
+		for _, part := range tt.want {
+			if !strings.Contains(out, part) {
+				t.Errorf("%v: %q is not in\n%s", tt.args, part, out)
+			}
+		}
 	}
+	if status, _, errs := kvasir(t, "", "wallet", "deposit", "7", "--fund", "me", "--owner", "W", "--data", data); status != exitUsage || !strings.Contains(errs, "emission or pool") {
+		t.Errorf("a fund that there is not: %d %s", status, errs)
+	}
+	var status int
+	var out, errs string
 	for name, stake := range map[string]bool{"stake": true, "deposit": false} {
 		status, out, errs = kvasir(t, "", "wallet", name, "1500", "--owner", "W", "--signature", "sig", "--data", data)
 		want := api.Deposit{Signature: "sig", Owner: "W", Amount: "1500", Stake: stake}
@@ -218,6 +240,40 @@ func TestWalletMoves(t *testing.T) {
 	}
 	if status, _, _ := kvasir(t, "", "wallet", "stake", "5", "--data", data); status != exitUsage {
 		t.Errorf("stake of nobody: status %d", status)
+	}
+}
+
+func TestComplain(t *testing.T) {
+	b, data := newBank(t)
+	file, wallet := testKeyPair(t, 1)
+	b.reply[api.PathComplaintText] = api.ComplaintText{Text: "claim\nof it\n", Domain: "D0main"}
+	b.reply[api.PathComplain] = api.Complained{Asked: "7", Due: 1, Recovered: "0"}
+	status, out, errs := kvasir(t, "", "complain", "q1", "7", "--data", data)
+	if got := was[api.Complaint](t, b, api.PathComplain); status != exitOK || got != (api.Complaint{Request: "q1", Amount: "7"}) || !strings.Contains(out, "0.000007") || b.asked[api.PathComplaintText] != nil {
+		t.Errorf("by the linked node: %d %s %s, asked %+v", status, out, errs, got)
+	}
+	status, out, errs = kvasir(t, "", "complain", "q1", "7", "--keypair", file, "--data", data)
+	if got := was[api.Complaint](t, b, api.PathComplain); status != exitOK || got.Format != "raw" || !signedBy(wallet, "claim\nof it\n", got.Signature) {
+		t.Errorf("by the wallet: %d %s %s, asked %+v", status, out, errs, got)
+	}
+	if ask := was[api.ComplaintTextRequest](t, b, api.PathComplaintText); ask != (api.ComplaintTextRequest{Request: "q1", Amount: "7", Wallet: wallet}) {
+		t.Errorf("asked %+v", ask)
+	}
+	delete(b.asked, api.PathComplain)
+	status, out, errs = kvasir(t, "", "complain", "q1", "7", "--wallet", "W", "--data", data)
+	if status != exitOK || out != "claim\nof it\n" || !strings.Contains(errs, "D0main") || !strings.Contains(errs, "complain q1 7 --signature") || b.asked[api.PathComplain] != nil {
+		t.Errorf("what is signed elsewhere: %d %q %q", status, out, errs)
+	}
+	b.reply[api.PathComplain] = api.Complained{Asked: "7", Over: true, Recovered: "3"}
+	status, out, errs = kvasir(t, "", "complain", "q1", "7", "--signature", "sig", "--format", "v1", "--data", data)
+	want := api.Complaint{Request: "q1", Amount: "7", Format: "v1", Signature: "sig"}
+	if got := was[api.Complaint](t, b, api.PathComplain); status != exitOK || got != want || !strings.Contains(out, "has paid 0.000003") {
+		t.Errorf("signed elsewhere: %d %s %s, asked %+v", status, out, errs, got)
+	}
+	for _, args := range [][]string{{}, {"q1"}, {"q1", "0"}, {"q1", "1e3"}, {"q1", "7", "8"}, {"q1", "7", "--keypair", file, "--signature", "s"}} {
+		if status, _, _ := kvasir(t, "", append([]string{"complain", "--data", data}, args...)...); status != exitUsage {
+			t.Errorf("complain %v: status %d", args, status)
+		}
 	}
 }
 

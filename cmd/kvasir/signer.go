@@ -1,18 +1,14 @@
 package main
 
 import (
-	"bytes"
 	"crypto/ed25519"
-	"encoding/json"
-	"fmt"
 	"io"
 	"os"
 
 	"github.com/mr-tron/base58"
-)
 
-// maxKeyPair bounds a key pair's file in bytes.
-const maxKeyPair = 4 << 10
+	"kvasird/node/api"
+)
 
 // signer is how a wallet signs: with a key pair in a file, here; or elsewhere.
 type signer struct {
@@ -45,31 +41,16 @@ func (s *signer) sign(text string) (wallet, format, signature string, err error)
 
 func walletOf(key ed25519.PrivateKey) string { return base58.Encode(key[ed25519.SeedSize:]) }
 
-// readKeyPair reads a JSON list of the 64 bytes of secret and public key.
+// readKeyPair reads a wallet's key pair.
 func readKeyPair(path string) (ed25519.PrivateKey, error) {
 	file, err := os.Open(path)
 	if err != nil {
 		return nil, err
 	}
 	defer file.Close()
-	text, err := io.ReadAll(io.LimitReader(file, maxKeyPair+1))
+	text, err := io.ReadAll(io.LimitReader(file, api.MaxKeyPair+1))
 	if err != nil {
 		return nil, err
 	}
-	bad := fmt.Errorf("%s is no key pair: want a JSON list of 64 numbers, as `solana-keygen new` writes it", path)
-	var numbers []int
-	if len(text) > maxKeyPair || json.Unmarshal(text, &numbers) != nil || len(numbers) != ed25519.PrivateKeySize {
-		return nil, bad
-	}
-	raw := make([]byte, len(numbers))
-	for i, n := range numbers {
-		if n < 0 || n > 255 {
-			return nil, bad
-		}
-		raw[i] = byte(n)
-	}
-	if key := ed25519.NewKeyFromSeed(raw[:ed25519.SeedSize]); bytes.Equal(key, raw) {
-		return key, nil
-	}
-	return nil, bad
+	return api.ParseKeyPair(path, text)
 }

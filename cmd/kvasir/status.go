@@ -67,6 +67,12 @@ func printStatus(w io.Writer, st *api.Status) {
 	if n := st.Tokens; n != nil {
 		row("Tokens", "%d generated, %d of prompts; %.1f tokens/s now; %d running, %d waiting",
 			n.Generated, n.Prompt, n.PerSecond, n.Running, n.Waiting)
+		switch {
+		case n.NoDrafts != "":
+			row("Drafts", "none: %s", n.NoDrafts)
+		case n.Drafted > 0:
+			row("Drafts", "%d of %d accepted", n.Accepted, n.Drafted)
+		}
 	}
 	if c := st.Carried; c != nil && (c.Running > 0 || c.Answered+c.Gone > 0 || len(c.Refused) > 0) {
 		row("Carried", "%s", carriedText(c))

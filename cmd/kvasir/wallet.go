@@ -156,6 +156,10 @@ func deposit(stake bool) func(ctx context.Context, c console, f *flags) error {
 		f.daemonFlags()
 		signature := f.String("signature", "", "`signature` of the transaction that paid the vault, in base58")
 		owner := f.String("owner", "", "`wallet` whose own tokens it moved (default: the linked wallet)")
+		fund := new(string)
+		if !stake {
+			f.StringVar(fund, "fund", "", "it is for the network, and nobody's balance: `emission` fills the reserve that adds to pay, pool the insurance")
+		}
 		amount, daemon, err := f.parseAmount(c)
 		if err != nil {
 			return err
@@ -169,14 +173,15 @@ func deposit(stake bool) func(ctx context.Context, c console, f *flags) error {
 				return usagef("no wallet is linked: name the one that paid with --owner")
 			}
 		}
+		memo, ok := m.FundMemos[*fund]
+		if !ok && *fund != "" {
+			return usagef("--fund takes emission or pool, not %q", *fund)
+		}
+		if stake {
+			memo = m.StakeMemo
+		}
 		if *signature == "" {
-			memo := ""
-			if stake {
-				memo = ", with the memo " + m.StakeMemo
-			}
-			_, err := fmt.Fprintf(c.out, "Transfer %s of the mint %s\nfrom %s to %s (account %s)%s. Then:\n  %s %s --owner %s --signature SIGNATURE\n",
-				units(amount, m.Terms.Decimals), plain(m.Terms.Mint), plain(*owner), plain(m.Terms.Owner), plain(m.Terms.Vault), plain(memo), f.Name(), amount, plain(*owner))
-			return err
+			return printTransfer(c.out, m.Terms, amount, *owner, memo, f.Name())
 		}
 		l, err := daemon.Deposit(ctx, api.Deposit{Signature: *signature, Owner: *owner, Amount: amount, Stake: stake})
 		if err != nil {
@@ -186,17 +191,42 @@ func deposit(stake bool) func(ctx context.Context, c console, f *flags) error {
 	}
 }
 
+// printTransfer says how to pay the vault so that command can count it.
+func printTransfer(w io.Writer, t api.MoneyTerms, amount, owner, memo, command string) error {
+	line := fmt.Sprintf("spl-token transfer %s %s %s", t.Mint, tokens(amount, t.Decimals), t.Vault)
+	if memo == "" {
+		memo = "none"
+	} else {
+		line += " --with-memo " + memo
+	}
+	_, err := io.WriteString(w, plain(fmt.Sprintf(`Transfer %s in one transaction that %s signs:
+  mint    %s
+  to      %s, the vault, an account of %s
+  memo    %s
+With Solana's tools, set to its key pair (or with --owner FILE):
+  %s
+Once the chain has finalized it, with the signature that this prints:
+  %s %s --owner %s --signature SIGNATURE
+`, units(amount, t.Decimals), owner, t.Mint, t.Vault, t.Owner, memo, line, command, amount, owner)))
+	return err
+}
+
 // parseAmount is for commands with an AMOUNT of base units.
 func (f *flags) parseAmount(c console) (amount string, daemon *client.Client, err error) {
 	rest, err := f.parse(c)
 	if err != nil {
 		return "", nil, err
 	}
-	if len(rest) != 1 || rest[0] == "" || len(rest[0]) > 20 || rest[0][0] == '0' || strings.Trim(rest[0], "0123456789") != "" {
+	if len(rest) != 1 || !isAmount(rest[0]) {
 		return "", nil, usagef("%s takes one AMOUNT in base units, such as 1500, got %q. See `%s --help`", f.Name(), rest, f.Name())
 	}
 	daemon, err = f.daemon()
 	return rest[0], daemon, err
+}
+
+// isAmount says whether a text is an amount of base units above 0.
+func isAmount(s string) bool {
+	return s != "" && len(s) <= 20 && s[0] != '0' && strings.Trim(s, "0123456789") == ""
 }
 
 // moveAmount makes a move with an id of its own: the same id again is the same move.

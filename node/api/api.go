@@ -175,8 +175,11 @@ type Peer struct {
 type Tokens struct {
 	Prompt    uint64  `json:"prompt"`
 	Generated uint64  `json:"generated"`
-	PerSecond float64 `json:"per_second"` // of all sequences, over the last 10 s
-	Running   int     `json:"running"`    // sequences
+	Drafted   uint64  `json:"drafted,omitempty"`   // guessed, and computed with others
+	Accepted  uint64  `json:"accepted,omitempty"`  // of them, since they were right
+	NoDrafts  string  `json:"no_drafts,omitempty"` // why none are guessed though that was asked for
+	PerSecond float64 `json:"per_second"`          // of all sequences, over the last 10 s
+	Running   int     `json:"running"`             // sequences
 	Waiting   int     `json:"waiting"`
 }
 
@@ -226,6 +229,7 @@ type Code string
 // The codes, each with the HTTP status that it travels with.
 const (
 	CodeBadRequest Code = "bad_request" // 400
+	CodePayment    Code = "payment"     // 402: the linked wallet does not pay for the answer
 	CodeNotFound   Code = "not_found"   // 404
 	CodeBusy       Code = "busy"        // 429
 	CodeInternal   Code = "internal"    // 500
@@ -239,6 +243,8 @@ func (c Code) HTTPStatus() int {
 	switch c {
 	case CodeBadRequest:
 		return 400
+	case CodePayment:
+		return 402
 	case CodeNotFound:
 		return 404
 	case CodeBusy:

@@ -4,16 +4,18 @@ package api
 // settlement takes and gives, in JSON: keys and signatures of the chain are base58, hashes
 // and ids hexadecimal digits, amounts decimal digits of base units in a string.
 const (
-	PathMoney    = "/v1/money"          // GET → Money
-	PathQuote    = "/v1/money/quote"    // POST QuoteRequest → Quote
-	PathLedger   = "/v1/money/ledger"   // POST LedgerRequest → Ledger
-	PathLinkText = "/v1/money/linktext" // POST LinkTextRequest → LinkText
-	PathLink     = "/v1/money/link"     // POST Link → Linked
-	PathDeposit  = "/v1/money/deposit"  // POST Deposit → Ledger
-	PathUnstake  = "/v1/money/unstake"  // POST Move → Ledger
-	PathClaim    = "/v1/money/claim"    // POST Move → Payout
-	PathPropose  = "/v1/money/propose"  // POST Change → Proposed
-	PathActivate = "/v1/money/activate" // POST Activation → Activated
+	PathMoney         = "/v1/money"               // GET → Money
+	PathQuote         = "/v1/money/quote"         // POST QuoteRequest → Quote
+	PathLedger        = "/v1/money/ledger"        // POST LedgerRequest → Ledger
+	PathLinkText      = "/v1/money/linktext"      // POST LinkTextRequest → LinkText
+	PathLink          = "/v1/money/link"          // POST Link → Linked
+	PathDeposit       = "/v1/money/deposit"       // POST Deposit → Ledger
+	PathUnstake       = "/v1/money/unstake"       // POST Move → Ledger
+	PathClaim         = "/v1/money/claim"         // POST Move → Payout
+	PathComplain      = "/v1/money/complain"      // POST Complaint → Complained
+	PathComplaintText = "/v1/money/complainttext" // POST ComplaintTextRequest → ComplaintText
+	PathPropose       = "/v1/money/propose"       // POST Change → Proposed
+	PathActivate      = "/v1/money/activate"      // POST Activation → Activated
 )
 
 // Money is how the network is paid, and what this node has.
@@ -22,6 +24,8 @@ type Money struct {
 	Ledger Ledger     `json:"ledger"` // of this node
 	// StakeMemo marks a transfer to the vault as this node's stake, whoever sends it.
 	StakeMemo string `json:"stake_memo"`
+	// FundMemos mark transfers that are for the network, by what they fill: emission, pool.
+	FundMemos map[string]string `json:"fund_memos"`
 }
 
 // MoneyTerms are what anybody needs to know before paying.
@@ -154,6 +158,36 @@ type Deposit struct {
 type Move struct {
 	ID     string `json:"id"`
 	Amount string `json:"amount"`
+}
+
+// ComplaintTextRequest asks what a wallet signs to claim of the insurance pool.
+type ComplaintTextRequest struct {
+	Request string `json:"request"`
+	Amount  string `json:"amount"`
+	Wallet  string `json:"wallet"` // that paid for the request
+}
+
+// ComplaintText is what is signed.
+type ComplaintText struct {
+	Text   string `json:"text"`
+	Domain string `json:"domain"` // application domain of an off-chain message v0, base58
+}
+
+// Complaint is a claim on the insurance pool. Without a signature this node is linked to
+// the wallet that paid for the request.
+type Complaint struct {
+	Request   string `json:"request"` // id of its quote
+	Amount    string `json:"amount"`
+	Format    string `json:"format,omitempty"` // v0, v1, raw
+	Signature string `json:"signature,omitempty"`
+}
+
+// Complained is a claim that was taken.
+type Complained struct {
+	Asked     string `json:"asked"`
+	Due       uint64 `json:"due"`  // Unix seconds: it is paid in an epoch that begins later
+	Over      bool   `json:"over"` // it was
+	Recovered string `json:"recovered"`
 }
 
 // Change is what parameters are to become.

@@ -172,15 +172,38 @@ func (p page) list(o Payout) error {
 }
 
 // Mature does what time brings: pay whose audits are over and stakes that have left are
-// the wallets', the emission reserve begins or is lowered, and every payout that is open
-// is asked about, as far as there is time for. It is called at the start and from time to
-// time.
+// the wallets', the emission reserve begins or is lowered, claims on the pool that are due are paid, fees that are to be burnt are,
+// and every payout that is open is asked about, as far as there is time for. It is called
+// at the start and from time to time.
 func (d *Desk) Mature(ctx context.Context) error {
-	_, p := d.current()
+	m := d.moment()
+	p, _, _ := d.cfg.Governor.Params(m.Epoch)
 	_, err := d.cfg.Books.Mature()
-	err = errors.Join(err, d.cfg.Books.KeepReserve(settle.Amount(p.EmissionTotal)))
+	err = errors.Join(err, d.cfg.Books.PayClaims(p, m), d.cfg.Books.KeepReserve(settle.Amount(p.EmissionTotal)))
 	ctx, cancel := context.WithTimeout(ctx, resolveFor)
 	defer cancel()
+	err = errors.Join(err, d.burn(ctx, m.Epoch))
 	_, open := d.cfg.Books.Resolve(ctx, d.cfg.Vault)
 	return errors.Join(err, open)
+}
+
+// burn destroys what fees are to be burnt, once in an epoch, so that the chain's fees for
+// it stay small. What fails or expires is burnt in a later one.
+func (d *Desk) burn(ctx context.Context, epoch uint64) error {
+	amount, err := d.cfg.Books.Balance(settle.Account{Kind: settle.Burnt})
+	d.mu.Lock()
+	begun := d.burnt > epoch
+	d.mu.Unlock()
+	if err != nil || amount < settle.MinQuote || begun {
+		return err
+	}
+	var id settle.Hash
+	d.cfg.Random(id[:])
+	if _, err = d.cfg.Books.Burn(ctx, d.cfg.Vault, id, amount); err != nil {
+		return ignore(err, ErrUnderWay)
+	}
+	d.mu.Lock()
+	d.burnt = epoch + 1
+	d.mu.Unlock()
+	return nil
 }

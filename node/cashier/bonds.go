@@ -211,12 +211,10 @@ func (b *Books) pay(p page, r settle.Request, out settle.Outcome) error {
 	if out.Split.Insurance == 0 {
 		return nil
 	}
-	var premiums settle.Premiums
-	if _, err := p.load(premiumsKey(r.Payer), &premiums); err != nil {
-		return err
+	premiums, day, err := p.premiums(r.Payer, b.seconds())
+	if err == nil {
+		premiums, err = premiums.Pay(day, out.Split.Insurance)
 	}
-	// A clock that was set back gives the premium to the newest day that there was.
-	premiums, err := premiums.Pay(max(b.seconds()/settle.Day, premiums.Day), out.Split.Insurance)
 	if err != nil {
 		return err
 	}

@@ -37,6 +37,11 @@
 //	h model node         shown: the rate of a node
 //	f epoch              fees that were settled in it
 //	z                    the first epoch whose fees the reserve has not taken
+//	q quote              insured: a settled request, and its claim on the pool
+//	P quote              workerPays: what its workers were paid
+//	C seconds quote      amount of a claim that is due then
+//	R                    round: the newest epoch in which claims were paid
+//	V quote node         penalised: what came of a verdict
 //
 // A Books is safe for concurrent use.
 package cashier

@@ -40,6 +40,11 @@ var (
 // StakeMemo is the memo of a transfer that is a stake of a node.
 func StakeMemo(n settle.Node) string { return stakePrefix + hex.EncodeToString(n[:]) }
 
+// FundMemos are the memos of transfers that are nobody's balance, by what they fill.
+func FundMemos() map[string]string {
+	return map[string]string{"emission": fundEmission, "pool": fundPool}
+}
+
 // Credit is a transfer that was booked and paid no request.
 type Credit struct {
 	Owner  settle.Wallet

@@ -56,6 +56,9 @@ type DeskConfig struct {
 	// Among says from how many independent replicas a seed drew a node, as this machine
 	// sees the market. Nil: that is not known, so that nothing is emitted and prices stay.
 	Among func(model string, seed settle.Hash, node settle.Node) int
+	// Auditors are the nodes that were drawn to audit a request. Nil: none are, so that no
+	// verdict is carried out.
+	Auditors func(settle.Request) []settle.Node
 	// Announced is what the nodes of a model announce, by settle.Node.String, in
 	// thousandths of a token per second. Nil: what they have shown counts alone.
 	Announced func(model string) map[string]uint64
@@ -87,6 +90,8 @@ type Desk struct {
 	named seats                   // those whose payment is not proved
 	busy  map[settle.QuoteID]bool // payments that are being proved
 	fees  map[settle.Node][]sponsored
+	runs  map[settle.Node]map[settle.QuoteID]settle.Amount // what requests that run may use; those before a restart are not in it
+	burnt uint64                                           // the epoch that began to burn last, plus one
 
 	pricing sync.Mutex // guards chains, and is held while a record is made
 	chains  map[settle.Hash]*market.PriceChain
@@ -111,7 +116,7 @@ func OpenDesk(cfg DeskConfig) (*Desk, error) {
 	}
 	d := &Desk{cfg: cfg, node: settle.Node(cfg.Key.Public().(ed25519.PublicKey)),
 		secret: sha256.Sum256(slices.Concat([]byte("kvasir draw secret 1\n"), cfg.Network[:], cfg.Key.Seed())),
-		open:   seats{}, named: seats{}, busy: map[settle.QuoteID]bool{}, fees: map[settle.Node][]sponsored{},
+		open:   seats{}, named: seats{}, busy: map[settle.QuoteID]bool{}, fees: map[settle.Node][]sponsored{}, runs: map[settle.Node]map[settle.QuoteID]settle.Amount{},
 		chains: map[settle.Hash]*market.PriceChain{}}
 	if err := d.readPrices(); err != nil {
 		return nil, fmt.Errorf("the settlement: %w", err)

@@ -30,7 +30,7 @@ func TestDoorRefuses(t *testing.T) {
 		want string
 	}{
 		{"no such call", frameOf(0, 0, 0, move), "no call 0"},
-		{"a later call", frameOf(uint8(opRequest)+1, 0, 0, move), "is one side older"},
+		{"a later call", frameOf(uint8(opComplain)+1, 0, 0, move), "is one side older"},
 		{"an answer", frameOf(frameDone, 0, 0, move), "no call 128"},
 		{"flags", frameOf(claim, 1, 0, move), "flags 0x1"},
 		{"an id", frameOf(claim, 0, 9, move), "id 9"},

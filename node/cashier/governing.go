@@ -115,7 +115,7 @@ var governRefusals = []struct {
 	{govern.ErrStore, "", ""}, {ErrBooks, "", ""}, // the operator's
 	{govern.ErrLocked, CodeBusy, "code"}, {govern.ErrCode, CodeRights, "code"}, {govern.ErrCodeUsed, CodeRights, "code"},
 	{govern.ErrSigner, CodeRights, "signatures"}, {govern.ErrTwice, CodeRights, "signatures"}, {govern.ErrThreshold, CodeRights, "signatures"},
-	{govern.ErrSignature, CodeRights, "signatures"}, {govern.ErrSmallOrder, CodeRights, "signatures"}, {govern.ErrKey, CodeRights, "signatures"},
+	{govern.ErrSignature, CodeRights, "signatures"}, {settle.ErrWeakKey, CodeRights, "signatures"},
 	{govern.ErrSequence, CodeState, "proposal"}, {govern.ErrOldValue, CodeState, "proposal"}, {govern.ErrExpired, CodeState, "proposal"},
 	{govern.ErrClock, CodeState, ""}, {govern.ErrNetwork, CodeBad, "proposal"},
 	{govern.ErrEpoch, CodeBad, "epoch"}, {govern.ErrNotice, CodeBad, "epoch"},

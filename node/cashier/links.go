@@ -30,17 +30,17 @@ func LinkText(network settle.Hash, n settle.Node, l Link) string {
 	return fmt.Sprintf("kvasir wallet link v1\nnetwork: %x\nnode: %s\npay to: %s\nthe node may spend: %s\nsince: %d\n", network, n, wallet, spend, l.Since)
 }
 
-// verify checks that a wallet signed the link.
-func (l Link) verify(network settle.Hash, n settle.Node, signer settle.Wallet) error {
-	f, err := govern.ParseFormat(l.Format)
+// verifyText checks that a wallet signed a text in a format. Error: a Refusal.
+func verifyText(network settle.Hash, signer settle.Wallet, format string, signature settle.Signature, text string) error {
+	f, err := govern.ParseFormat(format)
 	if err != nil {
 		return refusal(CodeBad, "format", "%v", err)
 	}
-	m, err := govern.Wrap(network, signer, f, LinkText(network, n, l))
+	m, err := govern.Wrap(network, signer, f, text)
 	if err != nil {
 		return err
 	}
-	if err := settle.Verify(signer, m, l.Signature); errors.Is(err, settle.ErrWeakKey) {
+	if err := settle.Verify(signer, m, signature); errors.Is(err, settle.ErrWeakKey) {
 		return refusal(CodeBad, "wallet", "%v: use a wallet's", err)
 	} else if err != nil {
 		return refusal(CodeRights, "signature", "%v: wallet %s signs the text as it is given, in the format %s", err, signer, f)
@@ -74,7 +74,7 @@ func (t *Teller) Link(_ context.Context, l Link) (Linked, error) {
 	case old.Wallet != none && old.Wallet != l.Wallet:
 		return Linked{}, refusal(CodeRights, "wallet", "the node is linked to %s, which has to let go first: sign an unlink with it", old.Wallet)
 	}
-	if err := l.verify(t.cfg.Network, t.node, signer); err != nil {
+	if err := verifyText(t.cfg.Network, signer, l.Format, l.Signature, LinkText(t.cfg.Network, t.node, l)); err != nil {
 		return Linked{}, err
 	}
 	next := Linked{Node: t.node, Wallet: l.Wallet, Spend: l.Spend && l.Wallet != none, Since: l.Since}

@@ -367,7 +367,7 @@ func (t *Teller) Debit(_ context.Context, id settle.QuoteID) (settle.Request, er
 		return r, err
 	}
 	if l.Wallet == (settle.Wallet{}) || !l.Spend {
-		return r, refusal(CodeRights, "quote", "no wallet lets this node spend from its balance: link one with spend, or pay the quote")
+		return r, refusal(CodeRights, "quote", "no wallet lets this node spend from its balance")
 	}
 	if t.operator(l.Wallet) {
 		return r, refusal(CodeRights, "quote", "%s is the network's own: it comes back to it what it pays", l.Wallet)

@@ -20,12 +20,14 @@ type Vault interface {
 	Resolve(ctx context.Context, s solana.Signed) (solana.Outcome, error)
 }
 
-// Payout is a claim of an owner's balance, or of the treasury, on its way to a wallet.
+// Payout is a claim of an owner's balance, or of the treasury, on its way to a wallet, or
+// what is burnt.
 type Payout struct {
 	ID       settle.Hash   // of the claim: one claim is paid once
 	Owner    settle.Wallet // who is paid
 	Amount   settle.Amount
 	Treasury bool // it is the treasury's, and not of the owner's balance
+	Burn     bool // it is of the fees that are to be burnt, and Owner is zero
 	Signed   solana.Signed
 	Outcome  solana.Outcome
 }
@@ -59,6 +61,22 @@ func (b *Books) Withdraw(ctx context.Context, v Vault, id settle.Hash, to settle
 	return b.payOut(ctx, v, Payout{ID: id, Owner: to, Amount: amount, Treasury: true})
 }
 
+// Burn destroys an amount of the fees that are to be burnt, as Claim pays.
+func (b *Books) Burn(ctx context.Context, v Vault, id settle.Hash, amount settle.Amount) (Payout, error) {
+	return b.payOut(ctx, v, Payout{ID: id, Amount: amount, Burn: true})
+}
+
+// source is the account that a payout is of.
+func (p Payout) source() settle.Account {
+	switch {
+	case p.Treasury:
+		return settle.Account{Kind: settle.Treasury}
+	case p.Burn:
+		return settle.Account{Kind: settle.Burnt}
+	}
+	return settle.Account{Kind: settle.Balance, ID: p.Owner}
+}
+
 func (b *Books) payOut(ctx context.Context, v Vault, want Payout) (Payout, error) {
 	if want.Amount == 0 {
 		return Payout{}, ErrNothing
@@ -73,7 +91,7 @@ func (b *Books) payOut(ctx context.Context, v Vault, want Payout) (Payout, error
 		}
 		return Payout{}, err
 	}
-	if want.Signed, err = v.Sign(ctx, solana.Payout{To: want.Owner, Amount: want.Amount, Memo: fmt.Sprintf("%s%x", payoutMemo, want.ID)}); err != nil {
+	if want.Signed, err = v.Sign(ctx, solana.Payout{To: want.Owner, Burn: want.Burn, Amount: want.Amount, Memo: fmt.Sprintf("%s%x", payoutMemo, want.ID)}); err != nil {
 		return Payout{}, err
 	}
 	cut("signed")
@@ -89,14 +107,11 @@ func (b *Books) payOut(ctx context.Context, v Vault, want Payout) (Payout, error
 	return kept, nil
 }
 
-// covers refuses a payout that is more than there is, and a second one of an owner, or of
-// the treasury, at a time: so many may be open as there are owners. Errors: ErrUnderWay,
+// covers refuses a payout that is more than there is, and a second one of an account at a
+// time: so many may be open as there are owners. Errors: ErrUnderWay,
 // settle.ErrFunds.
 func (p page) covers(o Payout) error {
-	from := settle.Account{Kind: settle.Balance, ID: o.Owner}
-	if o.Treasury {
-		from = settle.Account{Kind: settle.Treasury}
-	}
+	from := o.source()
 	if open, err := p.underWay(o); err != nil || open {
 		return cmp.Or(err, ErrUnderWay)
 	}
@@ -107,15 +122,15 @@ func (p page) covers(o Payout) error {
 	return err
 }
 
-// underWay says whether whoever pays o has a payout that is open. What leaves the treasury
-// is taken from it only when it has left.
+// underWay says whether the account that pays o has a payout that is open. What is of no
+// owner is taken only when it has left.
 func (p page) underWay(o Payout) (bool, error) {
-	if !o.Treasury {
+	if o.owned() {
 		leaving, err := p.Balance(settle.Account{Kind: settle.Leaving, ID: o.Owner})
 		return leaving > 0, err
 	}
 	open, err := p.open()
-	return slices.ContainsFunc(open, func(o Payout) bool { return o.Treasury }), err
+	return slices.ContainsFunc(open, func(of Payout) bool { return of.source() == o.source() }), err
 }
 
 // open are the payouts that nobody knows the outcome of.
@@ -133,7 +148,7 @@ func (p page) open() (all []Payout, err error) {
 }
 
 func (p Payout) same(old Payout, ok bool) error {
-	if ok && (old.Owner != p.Owner || old.Amount != p.Amount || old.Treasury != p.Treasury) {
+	if ok && (old.source() != p.source() || old.Owner != p.Owner || old.Amount != p.Amount) {
 		return fmt.Errorf("%w: %d to %s", ErrOtherClaim, old.Amount, old.Owner)
 	}
 	return nil
@@ -148,26 +163,30 @@ func (b *Books) intend(want Payout) (kept Payout, mine bool, err error) {
 		if err != nil || ok {
 			return errors.Join(err, want.same(kept, ok))
 		}
-		if err = p.covers(want); err == nil && !want.Treasury {
-			err = p.move(settle.ActPayout, want, settle.Balance, settle.Leaving, b.seconds())
+		if err = p.covers(want); err == nil && want.owned() {
+			err = p.move(settle.ActPayout, want, want.source(), want.leaving(), b.seconds())
 		}
 		if err != nil {
 			return err
 		}
 		kept, mine = want, true
-		return errors.Join(p.save(payoutKey(want.ID), want), p.Put(openKey(want.ID), []byte{1}), p.list(want))
+		err = errors.Join(p.save(payoutKey(want.ID), want), p.Put(openKey(want.ID), []byte{1}))
+		if err == nil && !want.Burn { // that is nobody's
+			err = p.list(want)
+		}
+		return err
 	})
 	return kept, mine && err == nil, err
 }
 
-func (p page) move(a settle.Action, o Payout, from, to settle.Kind, now uint64) error {
-	account := func(k settle.Kind) settle.Account {
-		if k == settle.PaidOut || k == settle.Treasury {
-			return settle.Account{Kind: k}
-		}
-		return settle.Account{Kind: k, ID: o.Owner}
-	}
-	e, err := settle.NewEntry(a, o.ID, now, settle.Transfer{From: account(from), To: account(to), Amount: o.Amount})
+// owned says whether a payout is of an owner's balance, who may have several in all.
+func (p Payout) owned() bool { return p.source().Kind == settle.Balance }
+
+// leaving is where an owner's payout is while it is under way.
+func (p Payout) leaving() settle.Account { return settle.Account{Kind: settle.Leaving, ID: p.Owner} }
+
+func (p page) move(a settle.Action, o Payout, from, to settle.Account, now uint64) error {
+	e, err := settle.NewEntry(a, o.ID, now, settle.Transfer{From: from, To: to, Amount: o.Amount})
 	if err == nil {
 		_, err = p.post(e)
 	}
@@ -231,14 +250,14 @@ func (b *Books) finish(p Payout, o solana.Outcome) error {
 	p.Outcome = o
 	return b.store.Update(func(tx *kv.Tx) error {
 		pg := page{tx}
-		action, from, to := settle.ActPayoutDone, settle.Leaving, settle.PaidOut
+		action, from, to := settle.ActPayoutDone, p.leaving(), settle.Account{Kind: settle.PaidOut}
 		switch {
-		case p.Treasury:
-			action, from = settle.ActWithdraw, settle.Treasury
+		case !p.owned():
+			action, from = settle.ActWithdraw, p.source()
 		case o != solana.Landed:
-			action, to = settle.ActPayoutFailed, settle.Balance
+			action, to = settle.ActPayoutFailed, p.source()
 		}
-		if o == solana.Landed || !p.Treasury { // a withdrawal that failed moved nothing
+		if o == solana.Landed || p.owned() { // else nothing was taken yet
 			if err := pg.move(action, p, from, to, b.seconds()); err != nil {
 				return err
 			}

@@ -18,6 +18,7 @@ import (
 	"testing"
 	"time"
 
+	"kvasird/node/kv"
 	"kvasird/settle"
 	"kvasird/settle/settletest"
 	"kvasird/settle/solana"
@@ -253,7 +254,40 @@ func TestProviderDown(t *testing.T) {
 	}
 }
 
-// leaving are the ways in which money leaves, 20 of it, to Alice.
+// burning are parameters by which a part of the fee is burnt.
+func burning() settle.Params {
+	p := settle.DefaultParams()
+	p.InsurancePPM, p.BurnPPM, p.TreasuryPPM = 350_000, 350_000, 300_000
+	return p
+}
+
+// TestBurns: what is to be burnt leaves the vault for nowhere, once in an epoch, and what
+// fails stays to be burnt.
+func TestBurns(t *testing.T) {
+	s := newShop(t)
+	s.params = burning()
+	s.start()
+	r, _ := s.served(2000)
+	in, burnt := r.Quote.Amount, r.Quote.Amount*15/100*35/100
+	s.cfg.Books.mustHave(t, settle.Burnt, settle.Key{}, burnt)
+	for range 3 {
+		must[int](t)(0, s.Tick(t.Context()))
+	}
+	var open []Payout
+	must[int](t)(0, s.cfg.Books.store.View(func(tx *kv.Tx) (err error) { open, err = page{tx}.open(); return err }))
+	if len(open) != 1 || !open[0].Burn || open[0].Amount != burnt {
+		t.Errorf("open: %+v", open)
+	}
+	s.bank.resolve(t, s.cfg.Books, s.cfg.Vault)
+	s.cfg.Books.mustHave(t, settle.Burnt, settle.Key{}, 0)
+	s.cfg.Books.mustHave(t, settle.PaidOut, settle.Key{}, burnt)
+	s.cfg.Books.verified(t)
+	if got := s.has(s.operator.Key); got != in-burnt {
+		t.Errorf("the vault has %d, want %d", got, in-burnt)
+	}
+}
+
+// leaving are the ways in which money leaves, 20 of it, to Alice or to nobody.
 var leaving = map[string]func(*Books, Vault) (Payout, error){
 	"claim": func(b *Books, v Vault) (Payout, error) {
 		return b.Claim(context.Background(), v, hashOf("claim"), settletest.NewWallet("alice").Key, 20)
@@ -261,6 +295,7 @@ var leaving = map[string]func(*Books, Vault) (Payout, error){
 	"withdrawal": func(b *Books, v Vault) (Payout, error) {
 		return b.Withdraw(context.Background(), v, hashOf("withdrawal"), settletest.NewWallet("alice").Key, 20)
 	},
+	"burn": func(b *Books, v Vault) (Payout, error) { return b.Burn(context.Background(), v, hashOf("burn"), 20) },
 }
 
 // payoutChild pays out, and asks until it knows what became of it; it is killed at the
@@ -319,14 +354,22 @@ func TestPayoutKilled(t *testing.T) {
 func payoutKilled(t *testing.T, way string, n int) bool {
 	alice, dir := settletest.NewWallet("alice").Key, filepath.Join(t.TempDir(), "books")
 	w, b := newBank(t, 5000), openBooks(t, dir)
-	for _, s := range paidByBalance(quoteOf(1, alice), alice) { // that fills the treasury too
+	steps := paidByBalance(quoteOf(1, alice), alice)
+	for _, s := range steps[:len(steps)-1] {
 		must[int](t)(0, s.do(b))
 	}
-	had := map[settle.Kind]settle.Amount{}
-	for kind, id := range map[settle.Kind]settle.Key{settle.Balance: alice, settle.Treasury: {}} {
-		had[kind] = must[settle.Amount](t)(b.Balance(settle.Account{Kind: kind, ID: id}))
+	must[settle.Outcome](t)(b.Settle(burning(), settling(quoteOf(1, alice).ID, 500))) // that fills the treasury too
+	had, ids := map[settle.Kind]settle.Amount{}, map[settle.Kind]settle.Key{settle.Balance: alice, settle.Treasury: {}, settle.Burnt: {}}
+	for kind, id := range ids {
+		if had[kind] = must[settle.Amount](t)(b.Balance(settle.Account{Kind: kind, ID: id})); had[kind] < 20 {
+			t.Fatalf("%s has %d: too little to see anything", kind, had[kind])
+		}
 	}
-	had[map[string]settle.Kind{"claim": settle.Balance, "withdrawal": settle.Treasury}[way]] -= 20
+	had[map[string]settle.Kind{"claim": settle.Balance, "withdrawal": settle.Treasury, "burn": settle.Burnt}[way]] -= 20
+	arrive := settle.Amount(20)
+	if way == "burn" {
+		arrive = 0
+	}
 	must[int](t)(0, b.Close())
 	killed := runKilled(t, w, dir, way, n)
 	b = openBooks(t, dir)
@@ -340,10 +383,11 @@ func payoutKilled(t *testing.T, way string, n int) bool {
 	w.resolve(t, b, v)
 	w.Advance(400)
 	b.mustHave(t, settle.PaidOut, settle.Key{}, 20)
-	b.mustHave(t, settle.Balance, alice, had[settle.Balance])
-	b.mustHave(t, settle.Treasury, settle.Key{}, had[settle.Treasury])
-	if got := w.has(alice); got != 20 {
-		t.Errorf("%s killed at step %d: %d arrived", way, n, got)
+	for kind, id := range ids {
+		b.mustHave(t, kind, id, had[kind])
+	}
+	if got, left := w.has(alice), w.has(w.operator.Key); got != arrive || left != 5000-20 {
+		t.Errorf("%s killed at step %d: %d arrived, the vault has %d", way, n, got, left)
 	}
 	b.verified(t)
 	if !killed && n < 5 {

@@ -8,6 +8,10 @@ import (
 	"kvasird/settle"
 )
 
+// NamedSeconds is for how long after a quote's end a payment of it is looked for that was named,
+// at most.
+const NamedSeconds = 2 * keptReserved
+
 // Limits of quotes.
 const (
 	quoteSeconds = 120  // for which an unpaid one is open
@@ -141,7 +145,7 @@ func (d *Desk) nameQuote(q settle.Quote) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.open.leave(q)
-	d.named.take(q, q.Expires+2*keptReserved)
+	d.named.take(q, q.Expires+NamedSeconds)
 }
 
 // reopenQuote takes back nameQuote.

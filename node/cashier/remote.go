@@ -128,6 +128,10 @@ func (r *Remote) End(ctx context.Context, e Ended) (Settled, error) {
 	return callRemote[Settled](ctx, r, opEnd, e)
 }
 
+func (r *Remote) Credits(ctx context.Context, ids []settle.QuoteID) ([]WorkerCredit, error) {
+	return callRemote[[]WorkerCredit](ctx, r, opCredits, ids)
+}
+
 func (r *Remote) Link(ctx context.Context, l Link) (Linked, error) {
 	return callRemote[Linked](ctx, r, opLink, l)
 }
@@ -142,6 +146,10 @@ func (r *Remote) Unstake(ctx context.Context, m Move) (Ledger, error) {
 
 func (r *Remote) Claim(ctx context.Context, m Move) (Payout, error) {
 	return callRemote[Payout](ctx, r, opClaim, m)
+}
+
+func (r *Remote) Complain(ctx context.Context, c Complaint) (Complained, error) {
+	return callRemote[Complained](ctx, r, opComplain, c)
 }
 
 func (r *Remote) Ledger(ctx context.Context, owner settle.Key) (Ledger, error) {

@@ -255,13 +255,13 @@ func (b *Books) settle(pg page, r settle.Request, p settle.Params, s settle.Sett
 	if out, err = p.SettleRequest(s); err != nil {
 		return r, nil, out, err
 	}
-	next, entries, err = b.settled(pg, r, out)
+	next, entries, err = b.settled(pg, r, out, s.Epoch)
 	return next, entries, out, err
 }
 
 // settled keeps what a settlement changed beside the ledger.
-func (b *Books) settled(p page, r settle.Request, out settle.Outcome) (settle.Request, []settle.Entry, error) {
-	if err := b.pay(p, r, out); err != nil {
+func (b *Books) settled(p page, r settle.Request, out settle.Outcome, epoch uint64) (settle.Request, []settle.Entry, error) {
+	if err := errors.Join(b.pay(p, r, out), b.insure(p, r, out, epoch)); err != nil {
 		return r, nil, err
 	}
 	if out.Reserve.Total > 0 {

@@ -24,6 +24,8 @@ import (
 //	POST /api/stake              {"signature", "owner", "amount"}         → Ledger
 //	POST /api/unstake            {"id", "amount"}                         → Ledger
 //	POST /api/claim              {"id", "amount"}                         → Payout
+//	POST /api/insurance/claim    {"request", "amount"}, or with "format",
+//	                              "signature" of the payer                → Complained
 //	GET  /api/ledger/{owner}                                              → Ledger
 //	POST /api/node/register      {"wallet", "spend", "since", "format",
 //	                              "signature"}, and what reports have     → Linked
@@ -63,6 +65,14 @@ func Routes(cfg RoutesConfig) map[string]http.Handler {
 		}),
 		"POST /api/unstake": door(func(r *http.Request, f *form) (any, error) { return moved(f, r, cfg.Service.Unstake) }),
 		"POST /api/claim":   door(func(r *http.Request, f *form) (any, error) { return moved(f, r, cfg.Service.Claim) }),
+		"POST /api/insurance/claim": door(func(r *http.Request, f *form) (any, error) {
+			var c Complaint
+			f.must("request", &c.ID)
+			f.must("amount", &c.Amount)
+			f.may("format", &c.Format)
+			f.may("signature", &c.Signature)
+			return then(f, r.Context(), cfg.Service.Complain, c)
+		}),
 		"GET /api/ledger/{owner}": door(func(r *http.Request, f *form) (any, error) {
 			owner, err := settle.ParseKey(r.PathValue("owner"))
 			if err != nil {

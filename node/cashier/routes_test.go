@@ -35,6 +35,7 @@ var (
 	goodID        = strings.Repeat("0a", 32)
 	goodMove      = fmt.Sprintf(`{"id": %q, "amount": "1500"}`, goodID)
 	goodStake     = fmt.Sprintf(`{"signature": %q, "owner": %q, "amount": "1500"}`, goodSignature, keyOf("w"))
+	goodComplaint = fmt.Sprintf(`{"request": %q, "amount": "7", "format": "v1", "signature": %q}`, goodID[:32], goodSignature)
 	goodRegister  = fmt.Sprintf(`{"wallet": %q, "spend": true, "since": 5, "format": "v0", "signature": %q, "role": "hub", "tier": 9}`, keyOf("w"), goodSignature)
 )
 
@@ -51,6 +52,8 @@ func TestRoutes(t *testing.T) {
 		{"POST", "/api/unstake", goodMove, Move{id, 1500}},
 		{"POST", "/api/claim", goodMove, Move{id, 1500}},
 		{"POST", "/api/claim", fmt.Sprintf(`{"id": %q, "amount": "18446744073709551615"}`, goodID), Move{id, 1<<64 - 1}},
+		{"POST", "/api/insurance/claim", fmt.Sprintf(`{"request": %q, "amount": "7"}`, goodID[:32]), Complaint{ID: settle.QuoteID(id[:16]), Amount: 7}},
+		{"POST", "/api/insurance/claim", goodComplaint, Complaint{settle.QuoteID(id[:16]), 7, "v1", settle.Signature{1, 2, 3}}},
 		{"GET", "/api/ledger/" + keyOf("w").String(), "", keyOf("w")},
 		{"POST", "/api/node/register", goodRegister, Link{keyOf("w"), true, 5, "v0", settle.Signature{1, 2, 3}}},
 		// Whatever a node says of itself, what is asked is what is known of it.
@@ -70,7 +73,7 @@ func TestRoutes(t *testing.T) {
 // key too.
 func TestRoutesNeedToken(t *testing.T) {
 	for path, body := range map[string]string{
-		"POST /api/stake": goodStake, "POST /api/unstake": goodMove, "POST /api/claim": goodMove, "GET /api/ledger/" + keyOf("w").String(): "",
+		"POST /api/insurance/claim": goodComplaint, "POST /api/stake": goodStake, "POST /api/unstake": goodMove, "POST /api/claim": goodMove, "GET /api/ledger/" + keyOf("w").String(): "",
 		"POST /api/node/register": goodRegister, "POST /api/node/heartbeat": `{"tier": 9}`, "POST /api/node/contribution": `{"units": 1e9}`,
 	} {
 		method, path, _ := strings.Cut(path, " ")
@@ -123,6 +126,9 @@ func TestRoutesRefuse(t *testing.T) {
 		"since":               {"/api/node/register", strings.Replace(goodRegister, ": 5", ": -5", 1), "since"},
 		"spend":               {"/api/node/register", strings.Replace(goodRegister, "true", `"yes"`, 1), "spend"},
 		"a long report":       {"/api/node/contribution", `{"units": "` + strings.Repeat("9", maxReported) + `"}`, "units"},
+		"a long request":      {"/api/insurance/claim", strings.Replace(goodComplaint, `": "0a`, `": "0a0a`, 1), "request"},
+		"no request":          {"/api/insurance/claim", `{"amount": "7"}`, "request"},
+		"a wallet":            {"/api/insurance/claim", strings.Replace(goodComplaint, "{", `{"wallet": "0",`, 1), "wallet"},
 		"reward":              {"/api/node/contribution", `{"reward": 5}`, "reward"},
 		"a list":              {"/api/claim", `[]`, "body"},
 		"nothing":             {"/api/claim", ``, "body"},

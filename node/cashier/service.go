@@ -33,6 +33,9 @@ type Service interface {
 	// End ends it, with what was done for it, and settles it.
 	End(ctx context.Context, e Ended) (Settled, error)
 
+	// Credits says of requests what they credited to this node, in their order.
+	Credits(ctx context.Context, ids []settle.QuoteID) ([]WorkerCredit, error)
+
 	// Link lets a wallet have this node's pay, or takes that back. Another wallet's needs
 	// that the linked one lets go first.
 	Link(ctx context.Context, l Link) (Linked, error)
@@ -43,6 +46,9 @@ type Service interface {
 	Unstake(ctx context.Context, m Move) (Ledger, error)
 	// Claim pays an amount of the linked wallet's balance to that wallet.
 	Claim(ctx context.Context, m Move) (Payout, error)
+	// Complain claims an amount of the insurance pool for a request that was paid and badly
+	// answered: its payer does, by its signature or through a node linked to it.
+	Complain(ctx context.Context, c Complaint) (Complained, error)
 	// Ledger is what a wallet has, or a node.
 	Ledger(ctx context.Context, owner settle.Key) (Ledger, error)
 
@@ -112,6 +118,14 @@ type Started struct {
 	// Seed is what replicas are drawn by for the request: nobody knew it before it was
 	// paid. In it are the payment and a secret of the settlement.
 	Seed settle.Hash `json:"seed"`
+	// Pass is a signed settle.Pass of the request: those who compute for it ask for that.
+	Pass []byte `json:"pass"`
+}
+
+// WorkerCredit is what a request credited to a node.
+type WorkerCredit struct {
+	Settled bool   `json:"settled"` // else it runs, or there is none
+	Tokens  uint64 `json:"tokens"`  // of the whole model, in billionths: its share of all, times what was delivered
 }
 
 // Ended says how a request ended. Reports are settle.Report, signed.
@@ -162,6 +176,23 @@ type Deposit struct {
 type Move struct {
 	ID     settle.Hash   `json:"id"`
 	Amount settle.Amount `json:"amount"`
+}
+
+// Complaint is a claim on the insurance pool. Without a signature the node that asks is
+// linked to the wallet that paid. What that signs is ComplaintText, wrapped by govern.Wrap.
+type Complaint struct {
+	ID        settle.QuoteID   `json:"request"`
+	Amount    settle.Amount    `json:"amount"`
+	Format    string           `json:"format"` // how the wallet wraps the text: v0, v1, raw
+	Signature settle.Signature `json:"signature"`
+}
+
+// Complained is a claim that was taken.
+type Complained struct {
+	Asked     settle.Amount `json:"asked"`
+	Due       uint64        `json:"due"`       // Unix seconds: it is paid in an epoch that begins later
+	Over      bool          `json:"over"`      // it was
+	Recovered settle.Amount `json:"recovered"` // to the payer's balance
 }
 
 // Ledger is what an owner has. Bond and what follows is a node's.

@@ -27,6 +27,9 @@ func (t *Teller) Run(_ context.Context, id settle.QuoteID) (Started, error) {
 	if err != nil {
 		return Started{}, err
 	}
+	if err := t.mayRun(r); err != nil {
+		return Started{}, err
+	}
 	now := t.cfg.Books.seconds()
 	r, err = t.cfg.Books.Run(id, now+runsFor(r.Quote), t.moment().Epoch)
 	if errors.Is(err, settle.ErrRunning) {
@@ -35,8 +38,10 @@ func (t *Teller) Run(_ context.Context, id settle.QuoteID) (Started, error) {
 	if err != nil {
 		return Started{}, explained("quote", err)
 	}
+	t.begun(r)
 	cut("runs")
-	return Started{r, t.seed(r)}, nil
+	pass, err := t.pass(r)
+	return Started{r, t.seed(r), pass}, err
 }
 
 // seed is what replicas are drawn by: the same for a request whenever it is asked for.
@@ -263,6 +268,7 @@ type kept struct {
 	Ended   Ended
 	Reports settle.Hash
 	Settled Settled
+	Shares  []settle.WorkShare // of those who are paid
 }
 
 func keptOf(e Ended, c credited, s Settled) kept {
@@ -275,7 +281,7 @@ func keptOf(e Ended, c credited, s Settled) kept {
 	if len(c.work) == 0 {
 		e.Receipt, e.Statements = nil, nil
 	}
-	return kept{e, settle.Hash(h.Sum(nil)), s}
+	return kept{e, settle.Hash(h.Sum(nil)), s, nil}
 }
 
 func keptKey(id settle.QuoteID) []byte { return append([]byte{'k'}, id[:]...) }
@@ -311,7 +317,7 @@ func (d *Desk) conclude(e Ended, c credited) (Settled, error) {
 		c.parts = []settle.Part{{Weight: 1, PerToken: 1}}
 	}
 	var out Settled
-	_, err := d.cfg.Books.step(e.ID, func(pg page, r settle.Request) (settle.Request, []settle.Entry, error) {
+	r, err := d.cfg.Books.step(e.ID, func(pg page, r settle.Request) (settle.Request, []settle.Entry, error) {
 		if err := pg.unsettled(e.ID); err != nil {
 			return r, nil, err
 		}
@@ -342,6 +348,9 @@ func (d *Desk) conclude(e Ended, c credited) (Settled, error) {
 		out = settledOf(r, o)
 		return next, entries, pg.keep(keeping{e, out, r, c, among, seconds, m.Epoch, timing, d.cfg.Among != nil}, d.cfg.Books.seconds())
 	})
+	if err == nil {
+		d.over(r)
+	}
 	return out, err
 }
 
@@ -390,7 +399,13 @@ func (p page) keep(k keeping, now uint64) error {
 	if fees, err = fees.Add(k.settled.Fee); err != nil {
 		return err
 	}
-	errs := []error{p.save(keptKey(k.ended.ID), keptOf(k.ended, k.credited, k.settled)), p.putAmount(feesKey(k.epoch), fees)}
+	record := keptOf(k.ended, k.credited, k.settled)
+	if len(k.work) > 0 {
+		if record.Shares, _, err = settle.Shares(k.parts, k.request.Tokens, k.work); err != nil {
+			return err
+		}
+	}
+	errs := []error{p.save(keptKey(k.ended.ID), record), p.putAmount(feesKey(k.epoch), fees)}
 	if len(k.work) == 0 {
 		return errors.Join(errs...)
 	}
@@ -402,7 +417,7 @@ func (p page) keep(k keeping, now uint64) error {
 		errs = append(errs, p.show(model, w, k.parts, k.seconds, now/settle.Day))
 	}
 	if k.drawn && k.timing == settle.OnTime {
-		errs = append(errs, p.done(model, k))
+		errs = append(errs, p.done(model, k, record.Shares))
 	}
 	return errors.Join(errs...)
 }
@@ -422,11 +437,7 @@ func (p page) show(model settle.Hash, w settle.Work, parts []settle.Part, second
 }
 
 // done notes what moves the price of the next epoch.
-func (p page) done(model settle.Hash, k keeping) error {
-	shares, _, err := settle.Shares(k.parts, k.request.Tokens, k.work)
-	if err != nil {
-		return err
-	}
+func (p page) done(model settle.Hash, k keeping, shares []settle.WorkShare) error {
 	w := done{Payer: k.request.Payer, Tokens: k.request.Tokens, Seconds: k.seconds}
 	for _, s := range shares {
 		i := slices.IndexFunc(k.work, func(w settle.Work) bool { return w.Worker == s.Worker })

@@ -81,10 +81,8 @@ func (w *bank) blockTime(t *testing.T) int64 {
 // start opens a desk on the books as they are. Its network is as old as the chain.
 func (s *shop) start() {
 	s.T.Helper()
-	p := settle.DefaultParams()
-	p.EmissionTotal = 5000
 	s.cfg.Governor = must[*govern.Governor](s.T)(govern.Open(govern.Config{
-		Authority: govern.Authority{Network: s.cfg.Network, Cluster: s.cfg.Cluster, Wallets: []settle.Wallet{genesisWallet.Key}, Threshold: 1, Params: p},
+		Authority: govern.Authority{Network: s.cfg.Network, Cluster: s.cfg.Cluster, Wallets: []settle.Wallet{genesisWallet.Key}, Threshold: 1, Params: s.params},
 		Since:     uint64(s.cfg.Began.Unix()), Store: s.cfg.Books.GovernStore(), Secret: s.sealed, Key: [32]byte{9}}))
 	s.Desk = must[*Desk](s.T)(OpenDesk(s.cfg))
 }

@@ -7,7 +7,7 @@ package cashier
 // (payload length, type, flags, id) and a payload; flags and id are 0.
 //
 //	type       from    payload
-//	1 to 15    client  the call, first and only frame: what it takes
+//	1 to 17    client  the call, first and only frame: what it takes
 //	128 DONE   server  what the call gives
 //	129 NO     server  Refusal; one without a code is a failure of the settlement
 //
@@ -15,6 +15,7 @@ package cashier
 //	 2 Quote   Ask           6 Run      quote id    10 Unstake  Move        14 Ledger   key
 //	 3 Pay     Proof         7 End      Ended       11 Claim    Move
 //	 4 PayX402 Partial       8 Link     Link        12 Propose  Change      15 Request  quote id
+//	16 Complain Complaint     17 Credits quote ids, up to MaxCredits
 //
 // Payloads are deterministic CBOR: a struct is a map with the names of its JSON form as
 // keys (the Go names where it has none), keys, hashes, ids and signatures are byte
@@ -62,6 +63,8 @@ const (
 	opActivate
 	opLedger
 	opRequest
+	opComplain
+	opCredits
 )
 
 // The answers.
@@ -108,6 +111,8 @@ var handlers = map[op]handler{
 	opActivate: handlerOf(Service.Activate),
 	opLedger:   handlerOf(Service.Ledger),
 	opRequest:  handlerOf(Service.Request),
+	opCredits:  handlerOf(Service.Credits),
+	opComplain: handlerOf(Service.Complain),
 }
 
 // protocolError is what only a peer with another idea of the protocol sends.

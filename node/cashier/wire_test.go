@@ -72,7 +72,10 @@ func (e *echo) Request(ctx context.Context, id settle.QuoteID) (settle.Request, 
 	return echoRequest, e.take(ctx, id)
 }
 func (e *echo) Run(ctx context.Context, id settle.QuoteID) (Started, error) {
-	return Started{echoRequest, hashOf("seed")}, e.take(ctx, id)
+	return Started{echoRequest, hashOf("seed"), []byte{9}}, e.take(ctx, id)
+}
+func (e *echo) Credits(ctx context.Context, ids []settle.QuoteID) ([]WorkerCredit, error) {
+	return []WorkerCredit{{true, 1 << 55}, {}}, e.take(ctx, ids)
 }
 func (e *echo) End(ctx context.Context, in Ended) (Settled, error) {
 	return Settled{Used: 1, Refund: 2, Fee: 3, Paid: 4, Emitted: 5}, e.take(ctx, in)
@@ -88,6 +91,9 @@ func (e *echo) Unstake(ctx context.Context, m Move) (Ledger, error) {
 }
 func (e *echo) Claim(ctx context.Context, m Move) (Payout, error) {
 	return echoLedger.Payouts[0], e.take(ctx, m)
+}
+func (e *echo) Complain(ctx context.Context, c Complaint) (Complained, error) {
+	return Complained{Asked: c.Amount, Due: 5, Over: true, Recovered: 4}, e.take(ctx, c)
 }
 func (e *echo) Ledger(ctx context.Context, owner settle.Key) (Ledger, error) {
 	return echoLedger, e.take(ctx, owner)
@@ -181,12 +187,15 @@ func TestCallsCross(t *testing.T) {
 	both(id, func(s Service) (any, error) { return s.Debit(ctx, id) })
 	both(id, func(s Service) (any, error) { return s.Request(ctx, id) })
 	both(id, func(s Service) (any, error) { return s.Run(ctx, id) })
+	both([]settle.QuoteID{id, {8}}, func(s Service) (any, error) { return s.Credits(ctx, []settle.QuoteID{id, {8}}) })
 	both(end, func(s Service) (any, error) { return s.End(ctx, end) })
 	link, deposit := Link{keyOf("w"), true, 5, "v0", settle.Signature{3}}, Deposit{settle.Signature{4}, keyOf("w"), 9, true}
 	both(link, func(s Service) (any, error) { return s.Link(ctx, link) })
 	both(deposit, func(s Service) (any, error) { return s.Deposit(ctx, deposit) })
 	both(move, func(s Service) (any, error) { return s.Unstake(ctx, move) })
 	both(move, func(s Service) (any, error) { return s.Claim(ctx, move) })
+	complaint := Complaint{id, 8, "raw", settle.Signature{6}}
+	both(complaint, func(s Service) (any, error) { return s.Complain(ctx, complaint) })
 	both(settle.Key{1}, func(s Service) (any, error) { return s.Ledger(ctx, settle.Key{1}) })
 	change := Change{map[string]uint64{"fee": 3, "floor": 4}, 9, 10}
 	both(change, func(s Service) (any, error) { return s.Propose(ctx, change) })
@@ -313,7 +322,9 @@ func FuzzCall(f *testing.F) {
 	f.Add(uint8(opEnd), encodeCall(Ended{Receipt: []byte{1}, Statements: [][]byte{{2}}}))
 	f.Add(uint8(opActivate), encodeCall(Activation{Signatures: []Signature{{}}, Code: "1"}))
 	f.Add(uint8(opPropose), encodeCall(Change{Values: map[string]uint64{"fee": 1}}))
+	f.Add(uint8(opCredits), encodeCall([]settle.QuoteID{{1}}))
 	f.Add(uint8(opLedger), encodeCall(settle.Key{}))
+	f.Add(uint8(opComplain), encodeCall(Complaint{ID: settle.QuoteID{1}, Amount: 2, Format: "v0"}))
 	f.Add(uint8(frameNo), encodeDone(&Refusal{Text: "no"}))
 	f.Fuzz(func(t *testing.T, typ uint8, payload []byte) {
 		var got []any

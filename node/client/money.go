@@ -61,6 +61,16 @@ func (c *Client) Claim(ctx context.Context, m api.Move) (api.Payout, error) {
 	return pay[api.Payout](ctx, c, api.PathClaim, m)
 }
 
+// ComplaintText asks what a wallet signs to claim of the insurance pool.
+func (c *Client) ComplaintText(ctx context.Context, req api.ComplaintTextRequest) (api.ComplaintText, error) {
+	return pay[api.ComplaintText](ctx, c, api.PathComplaintText, req)
+}
+
+// Complain claims an amount of the insurance pool for a request.
+func (c *Client) Complain(ctx context.Context, req api.Complaint) (api.Complained, error) {
+	return pay[api.Complained](ctx, c, api.PathComplain, req)
+}
+
 // Propose makes the next change of parameters.
 func (c *Client) Propose(ctx context.Context, p api.Change) (api.Proposed, error) {
 	return pay[api.Proposed](ctx, c, api.PathPropose, p)

@@ -23,6 +23,13 @@
 // cause. The price is one more deadline of the expert call for each such
 // sequence before the others continue.
 //
+// With Config.Drafts what comes behind the next token is guessed: from the text of the sequence, where
+// its last tokens stood before, or by passes in which only the experts that are here add something
+// (Context.Draft), whose cells are dropped. The guesses of all answers are computed in the batch of
+// their next tokens; behind each that is the token drawn there the next one is drawn. So every token is
+// drawn from the whole model's distribution, by the same draws as without guesses. How many are made is
+// what brings most tokens per time, as measured; a round that is quick is left alone.
+//
 // An Embedder does the same for a model of embeddings, which keeps nothing.
 //
 // The engine owns its context and closes it; the model is the caller's. It does
@@ -39,8 +46,8 @@
 // answers are equal where the model is sure.
 //
 // Invariants: 0 <= running <= Sequences; running + waiting <= Sequences + Queue;
-// a sequence's cells are exactly the first past tokens of its request, and those of
-// its kept tokens when it is free; cached < tokens of the prompt.
+// between two batches a sequence's cells are exactly the first past tokens of its
+// request, and those of its kept tokens when it is free; cached < tokens of the prompt.
 //
 // Concurrency: an Engine is safe for concurrent use. One goroutine owns the
 // context and every sampler; Close ends it and waits for it.
@@ -73,6 +80,10 @@ type Config struct {
 	// Served is told of rows of requests, canaries left out: those that were computed, and those
 	// that were in the cells already. It does not wait. nil: nobody is told.
 	Served func(computed, cached int)
+
+	// Drafts has the tokens behind the next one guessed and computed with it, where that makes
+	// answers come faster; nil: never. The engine changes nothing of it.
+	Drafts *Drafts
 }
 
 func (c *Config) validate() error {
@@ -103,6 +114,12 @@ func (c *Config) validate() error {
 	}
 	if c.Served == nil {
 		c.Served = func(int, int) {}
+	}
+	if c.Drafts != nil {
+		d := *c.Drafts
+		if c.Drafts = &d; d.Least == 0 {
+			d.Least = 10 * time.Millisecond
+		}
 	}
 	return nil
 }
@@ -182,7 +199,10 @@ type Engine struct {
 	batch *ggml.Batch   // the loop's alone
 	slots []slot        // the loop's alone; a free one has no request; the last is for canaries
 
-	released uint64 // the loop's alone: requests that left their cells
+	// The loop's alone.
+	released uint64        // requests that left their cells
+	took     time.Duration // by the latest decode
+	drafting drafting
 
 	end    context.CancelFunc
 	ended  chan struct{} // closed when the loop is over
@@ -220,6 +240,11 @@ func Open(cfg Config) (*Engine, error) {
 	}
 	for i := range e.slots {
 		e.slots[i].seq = i
+	}
+	if cfg.Drafts != nil {
+		if e.stats.NoDrafts = whyNoDrafts(cfg.Model); e.stats.NoDrafts == "" {
+			e.drafting.Drafts = cfg.Drafts
+		}
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	e.end = cancel
@@ -309,7 +334,7 @@ func (e *Engine) generation(req Request, extra Extra) (*Generation, error) {
 	if extra.Top < 0 || extra.Top > maxTop {
 		return nil, fmt.Errorf("%d alternatives of each token, 0 to %d allowed", extra.Top, maxTop)
 	}
-	g := &Generation{left: e.cfg.Context - n, prompt: n, extra: extra, started: e.cfg.Now(), notify: make(chan struct{}, 1)}
+	g := &Generation{left: e.cfg.Context - n, prompt: n, bias: req.LogitBias, extra: extra, started: e.cfg.Now(), notify: make(chan struct{}, 1)}
 	if req.MaxTokens > 0 {
 		g.left = min(g.left, req.MaxTokens)
 	}

@@ -16,6 +16,8 @@ type Generation struct {
 	tokens  []ggml.Token // prompt, then answer
 	prompt  int          // of them
 	left    int          // tokens that may still come
+	bias    map[int32]float32
+	guessed guessed
 	sampler *ggml.Sampler
 	extra   Extra
 	started time.Time

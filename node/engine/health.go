@@ -16,14 +16,17 @@ type Stats struct {
 	Prompt    int64 // prompt tokens read
 	Cached    int64 // and not read, since they were in the cells
 	Generated int64 // tokens drawn
-	Decodes   int64 // batches
+	Drafted   int64 // tokens guessed, and computed with the next one
+	Accepted  int64 // and drawn
+	Decodes   int64 // batches, passes for guesses left out
 	Completed int64 // requests by how they ended
 	Cancelled int64
 	Failed    int64
 
+	NoDrafts        string        // why answers are never drafted; "": they may be, or it was not asked for
 	Running         int           // requests with a sequence
 	Waiting         int           // requests in the queue
-	Busy            time.Duration // time inside decodes
+	Busy            time.Duration // time inside decodes, and for guesses
 	TokensPerSecond float64       // generated, while decoding, over about the last five seconds
 }
 
@@ -43,27 +46,32 @@ func (e *Engine) count(f func(*Stats)) {
 }
 
 // measure books a decode: its tokens, its time, and what it says of our health.
-func (e *Engine) measure(busy []*slot, took time.Duration, err error, aborted bool) {
+func (e *Engine) measure(busy []*slot, err error, aborted bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.stats.Decodes++
-	e.stats.Busy += took
+	e.stats.Busy += e.took
 	if err != nil {
 		if !aborted && !errors.Is(err, ggml.ErrNoRoom) {
 			e.health = err
 		}
 		return
 	}
-	drawn := 0
+	if e.drafting.measured {
+		e.drafting.costs.Round(e.batch.Len(), e.took)
+	}
 	for _, s := range busy {
-		if s.out >= 0 {
-			drawn++
-		}
 		if s.take > 1 || s.g.generatedNone() {
 			e.stats.Prompt += int64(s.take)
 		}
 	}
-	if seconds := took.Seconds(); seconds > 0 {
+}
+
+// pace takes in how many tokens the round drew.
+func (e *Engine) pace(drawn int) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if seconds := (e.took + e.drafting.spent).Seconds(); seconds > 0 {
 		weight := 1 - math.Exp(-seconds/5)
 		e.stats.TokensPerSecond += weight * (float64(drawn)/seconds - e.stats.TokensPerSecond)
 	}

@@ -17,7 +17,9 @@ type slot struct {
 	g    *Generation // nil: free
 	past int         // tokens of g that are in the cells
 	take int         // tokens of g in the batch being built
-	out  int         // batch index of the last of them when its logits are wanted, else -1
+	out  int         // batch index of the last of them when its logits are wanted, else -1; drafts follow
+
+	guess guess // of the batch being built
 
 	owner  string       // of what is in the cells
 	kept   []ggml.Token // of a free slot: the tokens in its cells
@@ -39,6 +41,9 @@ func (e *Engine) loop(ctx context.Context) {
 			case <-e.wake:
 			case <-ctx.Done():
 			}
+			continue
+		}
+		if !e.draft(ctx, busy) {
 			continue
 		}
 		e.decode(ctx, busy)
@@ -126,13 +131,18 @@ func (e *Engine) plan() []*slot {
 // the sequences that it concerns. What is kept of earlier requests makes room.
 func (e *Engine) decode(ctx context.Context, busy []*slot) {
 	err := e.run(ctx, busy)
+	if err != nil && e.dropDrafts(busy, err) {
+		err = e.run(ctx, busy)
+	}
 	for errors.Is(err, ggml.ErrNoRoom) && e.evict() {
 		err = e.run(ctx, busy)
 	}
 	if err == nil {
+		drawn := 0
 		for _, s := range busy {
-			e.deliver(s)
+			drawn += e.deliver(s)
 		}
+		e.pace(drawn)
 		return
 	}
 	for _, s := range busy {
@@ -163,6 +173,9 @@ func (e *Engine) run(ctx context.Context, busy []*slot) error {
 			}
 			e.batch.Add(s.g.tokens[i], i, s.seq, last)
 		}
+		for i, t := range s.guess.drafts {
+			e.batch.Add(t, s.past+s.take+i, s.seq, true)
+		}
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -171,9 +184,9 @@ func (e *Engine) run(ctx context.Context, busy []*slot) error {
 	}
 	start := e.cfg.Now()
 	err := e.ctx.Decode(ctx, e.batch)
-	took := e.cfg.Now().Sub(start)
+	e.took = e.cfg.Now().Sub(start)
 	e.endDecode(busy)
-	e.measure(busy, took, err, ctx.Err() != nil)
+	e.measure(busy, err, ctx.Err() != nil)
 	return err
 }
 
@@ -219,38 +232,62 @@ func (e *Engine) rewind(s *slot) {
 	}
 }
 
-// deliver draws the next token of a sequence whose pending tokens are all in.
-func (e *Engine) deliver(s *slot) {
+// deliver draws the next token of a sequence whose pending tokens are all in, and the one behind
+// every draft that was drawn. It returns how many it drew.
+func (e *Engine) deliver(s *slot) int {
 	s.past += s.take
 	g := s.g
 	if !g.canary {
 		e.cfg.Served(s.take, 0)
 	}
 	if s.out < 0 {
-		return
+		return 0
 	}
-	t, err := g.sampler.Sample(e.ctx, s.out)
+	before, accepted := len(g.tokens), 0
+	finish, err := e.draw(g, s.out)
+	for err == nil && accepted < len(s.guess.drafts) && s.guess.drafts[accepted] == g.tokens[len(g.tokens)-1] {
+		accepted++
+		finish, err = e.draw(g, s.out+accepted)
+	}
+	s.past += accepted
+	if drafted := len(s.guess.drafts); drafted > 0 {
+		e.takeBack(s)
+		e.count(func(st *Stats) { st.Accepted += int64(accepted) })
+		if accepted > 0 {
+			e.cfg.Served(accepted, 0)
+		}
+	}
+	e.drafting.learn(s, g.tokens[before:], accepted)
 	if err != nil {
-		e.release(s, fmt.Errorf("the next token cannot be drawn: %w", err), "")
-		return
+		e.release(s, err, finish)
+	}
+	return accepted + 1
+}
+
+// draw draws the token behind an entry of the batch and hands it over. An error ends the answer;
+// io.EOF: it is complete.
+func (e *Engine) draw(g *Generation, out int) (finish string, err error) {
+	t, err := g.sampler.Sample(e.ctx, out)
+	if err != nil {
+		return "", fmt.Errorf("the next token cannot be drawn: %w", err)
 	}
 	e.count(func(st *Stats) { st.Generated++ })
 	g.left--
 	p := piece{token: t}
 	if g.extra.Logprobs {
-		p.chosen, p.top = e.probs(e.ctx.Logits(s.out), t, g.extra.Top)
+		p.chosen, p.top = e.probs(e.ctx.Logits(out), t, g.extra.Top)
 	}
 	if e.cfg.Model.IsEOG(t) {
 		g.add(p)
-		e.release(s, io.EOF, "stop")
-		return
+		return "stop", io.EOF
 	}
 	g.tokens = append(g.tokens, t)
 	p.bytes = e.cfg.Model.Piece(t, g.extra.Special)
 	g.add(p)
 	if g.left == 0 {
-		e.release(s, io.EOF, "length")
+		return "length", io.EOF
 	}
+	return "", nil
 }
 
 // release frees a sequence and ends its request. Its cells stay for the next one

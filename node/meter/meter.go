@@ -27,6 +27,10 @@ type Config struct {
 	Signer *Signer // of this node
 	Dialer Dialer
 
+	Grants *Grants // what passes of others allow here; nil: nothing is asked of passes
+	// Workers are those who compute a model for this node now; nil: nobody does.
+	Workers func(model string) []string
+
 	Wait   time.Duration    // for workers to state what they did, twice that where they ask others: 5 s
 	Logger *slog.Logger     // nil: none
 	Now    func() time.Time // nil: the clock
@@ -34,8 +38,9 @@ type Config struct {
 
 // Meter knows what was done for the requests of this node, by whom.
 type Meter struct {
-	cfg  Config
-	self settle.Node
+	cfg     Config
+	self    settle.Node
+	running showing
 
 	mu    sync.Mutex // guards what follows
 	pools map[string]*Pool
@@ -50,19 +55,23 @@ func New(cfg Config) (*Meter, error) {
 	if cfg.Wait == 0 {
 		cfg.Wait = 5 * time.Second
 	}
+	if cfg.Workers == nil {
+		cfg.Workers = func(string) []string { return nil }
+	}
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
 	if cfg.Now == nil {
 		cfg.Now = time.Now
 	}
-	return &Meter{cfg: cfg, self: cfg.Signer.self, pools: map[string]*Pool{}, told: divisions{by: map[asked]*told{}}}, nil
+	return &Meter{cfg: cfg, self: cfg.Signer.self, running: showing{peers: map[string]bool{}}, pools: map[string]*Pool{},
+		told: divisions{by: map[asked]*told{}}}, nil
 }
 
 // Serve answers the question of a peer, and does not close the connection. How many a peer
 // asks at a time is bounded by the streams that the host lets it have; one that does not
 // come, or does not read, holds up nobody else.
-func (m *Meter) Serve(peerID string, c Conn) error { return m.cfg.Signer.serve(peerID, c, m.divide) }
+func (m *Meter) Serve(peerID string, c Conn) error { return m.cfg.Signer.serve(peerID, c, m) }
 
 // Pool is where what is done of a model is counted, from now on under that model's id.
 func (m *Meter) Pool(model *Model) *Pool {
@@ -196,20 +205,25 @@ func (m *Meter) ask(ctx context.Context, worker settle.Node, kind uint8, q quest
 
 // ask puts a question, and returns the statement or division that answers it.
 func ask(c Conn, kind uint8, q question) ([]byte, error) {
-	want, most := frameStatement, maxStatement
 	if kind == frameDivide {
-		want, most = frameDivision, maxDivision
+		return exchange(c, kind, encodeAsk(q), frameDivision, maxDivision)
 	}
-	if err := p2p.NewFrameWriter(c, maxAsk).Write(p2p.Frame{Type: kind, Payload: encodeAsk(q)}); err != nil {
+	return exchange(c, kind, encodeAsk(q), frameStatement, maxStatement)
+}
+
+// exchange sends a frame, and returns the payload of the one that answers it, of at most so many
+// bytes.
+func exchange(c Conn, kind uint8, payload []byte, want uint8, most int) ([]byte, error) {
+	if err := p2p.NewFrameWriter(c, maxAsk).Write(p2p.Frame{Type: kind, Payload: payload}); err != nil {
 		return nil, err
 	}
-	f, err := p2p.NewFrameReader(c, most).Next()
+	f, err := p2p.NewFrameReader(c, max(most, maxText)).Next()
 	switch {
 	case err != nil:
 		return nil, fmt.Errorf("answer: %w", err)
 	case f.Flags != 0 || f.ID != 0:
 		return nil, fmt.Errorf("frame with flags %d and id %d", f.Flags, f.ID)
-	case f.Type == want:
+	case f.Type == want && len(f.Payload) <= most:
 		return f.Payload, nil
 	case f.Type == frameRefused && len(f.Payload) <= maxText && utf8.Valid(f.Payload):
 		return nil, fmt.Errorf("it refuses: %s", f.Payload)

@@ -104,33 +104,44 @@ func (s *Signer) Counts(m *Model) *Counts {
 	return c
 }
 
-// serve answers the question of a peer; divide answers those about divisions.
-func (s *Signer) serve(peerID string, c Conn, divide func(context.Context, string, question) ([]byte, error)) error {
+// serve answers the question of a peer; m those about divisions and passes, and may be nil.
+func (s *Signer) serve(peerID string, c Conn, m *Meter) error {
 	c.SetDeadline(time.Now().Add(answerTime))
 	f, err := p2p.NewFrameReader(c, maxAsk).Next()
 	if err != nil {
 		return fmt.Errorf("ask: %w", err)
 	}
-	var q question
-	if f.Type != frameAsk && (f.Type != frameDivide || divide == nil) || f.ID != 0 || f.Flags != 0 {
-		err = fmt.Errorf("frame of type %d, flags %d, id %d: want an ask", f.Type, f.Flags, f.ID)
-	} else {
-		q, err = decodeAsk(f.Payload)
-	}
-	if err != nil {
-		return s.refuse(c, err)
-	}
 	ctx, cancel := context.WithTimeout(context.Background(), answerTime)
 	defer cancel()
-	answer, say, most := s.statement, frameStatement, maxStatement
-	if f.Type == frameDivide {
-		answer, say, most = divide, frameDivision, maxDivision
-	}
-	record, err := answer(ctx, peerID, q)
+	answer, say, most, err := s.answer(ctx, peerID, f, m)
 	if err != nil {
 		return s.refuse(c, err)
 	}
-	return p2p.NewFrameWriter(c, most).Write(p2p.Frame{Type: say, Payload: record})
+	return p2p.NewFrameWriter(c, most).Write(p2p.Frame{Type: say, Payload: answer})
+}
+
+// answer is what a frame is answered with, as a frame of a type with at most so many bytes.
+func (s *Signer) answer(ctx context.Context, peerID string, f p2p.Frame, m *Meter) (answer []byte, say uint8, most int, err error) {
+	if f.Type != frameAsk && (m == nil || f.Type != frameDivide && f.Type != frameShow) || f.ID != 0 || f.Flags != 0 {
+		return nil, 0, 0, fmt.Errorf("frame of type %d, flags %d, id %d: want an ask", f.Type, f.Flags, f.ID)
+	}
+	if f.Type == frameShow {
+		shown, err := decodeShow(f.Payload)
+		if err == nil {
+			err = m.take(peerID, shown)
+		}
+		return nil, frameShown, 0, err
+	}
+	q, err := decodeAsk(f.Payload)
+	if err != nil {
+		return nil, 0, 0, err
+	}
+	if f.Type == frameDivide {
+		answer, err = m.divide(ctx, peerID, q)
+		return answer, frameDivision, maxDivision, err
+	}
+	answer, err = s.statement(ctx, peerID, q)
+	return answer, frameStatement, maxStatement, err
 }
 
 // refuse says why there is no statement, and returns it.

@@ -1,6 +1,6 @@
 package meter
 
-// The wire format of /kvasir/<net>/work/1, version 2.
+// The wire format of /kvasir/<net>/work/1, version 3.
 //
 // Frames are those of package p2p: a 16-byte header (payload length, type, flags, id) and
 // a payload. Flags and id are 0. A stream is one question and one answer.
@@ -11,6 +11,8 @@ package meter
 //	3 REFUSED    worker  UTF-8 text, up to maxText bytes: why there is none
 //	4 DIVIDE     entry   an ASK's payload: who computed these units of what the worker answered?
 //	5 DIVISION   worker  CBOR, at most maxDivision bytes
+//	6 SHOW       entry   CBOR, at most maxAsk bytes: passes of requests that this computes for
+//	7 SHOWN      worker  empty: all are taken, else it is REFUSED
 //
 // ASK is a deterministic CBOR map with integer keys: 1 version, 2 network (32 bytes), 3
 // request (16 bytes), 4 model id, 5 lines: maps of 1 part and 2 units, by part ascending,
@@ -26,6 +28,13 @@ package meter
 // are up to settle.MaxWorkers of them, each of another signer, and their units of a part are not
 // above those of its line in DIVIDE. The answerer divides at most what it computed for the entry
 // and neither signed nor divided before. Asked again about the request, it says the same.
+//
+// SHOW is a deterministic CBOR map: 1 version, 2 passes: maps of 1 a signed settle.Pass and 2 the
+// entry's signature by which it lends it (settle.Pass.Lend), 1 to mostLent of them. Shown by the
+// entry, it is lent to the worker, which may show it on to those who compute for it; shown by
+// another, it is lent to that one.
+//
+// Version 2 had neither SHOW nor SHOWN.
 
 import (
 	"fmt"
@@ -38,7 +47,8 @@ const (
 	// Protocol names the protocol, as hosts do.
 	Protocol = "work/1"
 
-	version      = 2
+	version      = 3
+	mostLent     = 64
 	maxAsk       = 96 << 10
 	maxText      = 1 << 10
 	maxModel     = 128 // bytes of a model id
@@ -52,7 +62,30 @@ const (
 	frameRefused
 	frameDivide
 	frameDivision
+	frameShow
+	frameShown
 )
+
+// show is a SHOW.
+type show struct {
+	Version uint       `cbor:"1,keyasint"`
+	Passes  []lentPass `cbor:"2,keyasint"`
+}
+
+type lentPass struct {
+	Record []byte           `cbor:"1,keyasint"`
+	Lent   settle.Signature `cbor:"2,keyasint"`
+}
+
+func decodeShow(payload []byte) (s show, err error) {
+	if err := decodeAskRecord(payload, &s); err != nil {
+		return s, fmt.Errorf("show: %w", err)
+	}
+	if s.Version != version || len(s.Passes) == 0 || len(s.Passes) > mostLent {
+		return s, fmt.Errorf("show: version %d, %d passes: want %d, and 1 to %d", s.Version, len(s.Passes), version, mostLent)
+	}
+	return s, nil
+}
 
 // question is an ASK or a DIVIDE.
 type question struct {

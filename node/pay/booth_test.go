@@ -300,6 +300,10 @@ func (b *booth) deposit(owner settle.Wallet, amount settle.Amount) {
 	if err != nil {
 		b.t.Fatal(err)
 	}
+	b.link(owner)
+}
+
+func (b *booth) link(owner settle.Wallet) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.linked = owner

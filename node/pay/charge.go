@@ -3,6 +3,7 @@ package pay
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/http"
 
 	"kvasird/node/cashier"
@@ -27,14 +28,40 @@ func (d *Door) Charge(r *http.Request, h http.Header, cost gateway.Cost) (gatewa
 		}
 		id, pay = offer.Quote.ID, func(c *call) error { return c.debit(offer) }
 	}
+	return c.charge(id, pay)
+}
+
+// Spend is Charge for who asks without HTTP, by the name of an address: the wallet that this node
+// is linked to pays. Where it does not, the error says why, and how it would.
+func (d *Door) Spend(ctx context.Context, address string, cost gateway.Cost) (gateway.Charge, error) {
+	ctx, cancel := context.WithTimeout(ctx, d.cfg.Wait+tryTime)
+	defer cancel()
+	c := &call{d: d, r: (&http.Request{RemoteAddr: address}).WithContext(ctx), h: http.Header{}, cost: cost}
+	offer, err := c.ask()
+	if err != nil {
+		return nil, err
+	}
+	return c.charge(offer.Quote.ID, func(c *call) error {
+		why, err := c.spend(offer)
+		if why != "" {
+			d.unsettled(c.address(), offer.Quote)
+			return &gateway.PaymentError{Status: http.StatusPaymentRequired, Code: "payment_required",
+				Message: fmt.Sprintf("this answer costs up to %s base units: %s", offer.Quote.Amount, why)}
+		}
+		return err
+	})
+}
+
+// charge pays a request and starts it.
+func (c *call) charge(id settle.QuoteID, pay func(*call) error) (gateway.Charge, error) {
 	started, err := c.start(id, pay)
 	switch {
 	case err == nil:
-		return &charge{d, started}, nil
+		return &charge{c.d, started}, nil
 	case c.debited, c.lost: // nobody will come back for it, or could have it run
-		d.ended <- ended{quote: settle.Quote{ID: id}, failed: err}
+		c.d.ended <- ended{quote: settle.Quote{ID: id}, failed: err}
 	case c.taken:
-		d.leave(id)
+		c.d.leave(id)
 	}
 	return nil, err
 }
@@ -95,19 +122,28 @@ func (c *call) debit(offer cashier.Offer) error {
 	if !c.cost.Spend {
 		return c.due(offer, "")
 	}
+	why, err := c.spend(offer)
+	if why != "" {
+		return c.due(offer, why)
+	}
+	return err
+}
+
+// spend has the settlement debit the linked wallet. Where that does not pay, why says so, and how
+// it would.
+func (c *call) spend(offer cashier.Offer) (why string, err error) {
 	if err := c.take(offer.Quote.ID); err != nil {
-		return err
+		return "", err
 	}
-	switch _, err := c.d.cfg.Settlement.Debit(c.r.Context(), offer.Quote.ID); code(err) {
-	case "":
-		c.debited = true
-		return nil
-	case cashier.CodeFunds, cashier.CodeRights, cashier.CodeNotFound: // no wallet, or it is empty, or does not let us
-		return c.due(offer, "")
-	default:
-		c.debited = passing(err)
-		return refused(err)
+	_, err = c.d.cfg.Settlement.Debit(c.r.Context(), offer.Quote.ID)
+	switch code(err) {
+	case cashier.CodeRights, cashier.CodeNotFound:
+		return err.Error() + "; `kvasir wallet link --spend` has a wallet pay", nil
+	case cashier.CodeFunds:
+		return err.Error() + "; transfer to the vault and have it counted: `kvasir wallet deposit AMOUNT` says how", nil
 	}
+	c.debited = passing(err)
+	return "", refused(err)
 }
 
 // transfer pays with a transfer of the client's own.
@@ -131,7 +167,8 @@ func (c *call) transfer(t transfer) error {
 	if t.payer == (settle.Wallet{}) {
 		return bad(headerPayer, "is missing: the wallet that sent the transfer, since the quote names none")
 	}
-	return c.paid(c.d.cfg.Settlement.Pay(c.r.Context(), cashier.Proof{ID: t.quote, Signature: t.payment, Payer: t.payer}))
+	r, err = c.d.cfg.Settlement.Pay(c.r.Context(), cashier.Proof{ID: t.quote, Signature: t.payment, Payer: t.payer})
+	return c.paid(t.quote, r, err)
 }
 
 // find is a quote as it stands, whose answer was not given yet.
@@ -160,8 +197,16 @@ func (c *call) fits(r settle.Request) error {
 	return nil
 }
 
-// paid looks at what became of a payment.
-func (c *call) paid(r settle.Request, err error) error {
+// paid looks at what became of a payment of a quote.
+func (c *call) paid(id settle.QuoteID, r settle.Request, err error) error {
+	switch code(err) {
+	case "":
+		c.d.settled(id)
+	case cashier.CodeNotYet:
+		c.d.named(c.address(), id)
+	case cashier.CodeInvalid:
+		c.d.unnamed(id)
+	}
 	switch {
 	case code(err) == cashier.CodeInvalid || code(err) == cashier.CodeFunds:
 		return c.dueAgain(err.Error())
@@ -188,9 +233,7 @@ func (c *call) run(id settle.QuoteID) (cashier.Started, error) {
 		c.lost = mayRun(err)
 		return started, refused(err)
 	}
-	if !c.debited {
-		c.d.settled(c.address())
-	}
+	c.d.settled(id)
 	c.h.Set(headerQuote, id.String())
 	if r := started.Request; r.Signature != (settle.Signature{}) {
 		setHeader(c.h, headerResponse, response{Success: true, Transaction: r.Signature.String(), Network: chainName(terms), Payer: r.Payer.String()})

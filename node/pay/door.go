@@ -54,12 +54,8 @@ type Config struct {
 
 // Limits.
 const (
-	maxOpen   = 512             // paid requests that are not reported yet; more get 503
-	maxUnpaid = 32              // quotes that an address leaves unpaid in unpaidFor
-	unpaidFor = 2 * time.Minute // that a quote is open; the settlement lets a node have 256
-	// maxAddresses is how many addresses are told apart.
-	maxAddresses = 4096
-	termsFor     = time.Minute // that terms are good for: what is used of them never changes
+	maxOpen  = 512         // paid requests that are not reported yet; more get 503
+	termsFor = time.Minute // that terms are good for: what is used of them never changes
 )
 
 // Door takes payments. It has to Run, or no request that it took is ever reported.
@@ -68,12 +64,11 @@ type Door struct {
 	node  settle.Node
 	ended chan ended // has room for every open request
 
-	mu      sync.Mutex              // guards what follows
-	open    map[settle.QuoteID]bool // from before they run until they are reported
-	unpaid  map[string]int          // by address
-	emptied time.Time               // when unpaid was
-	terms   cashier.Terms
-	known   time.Time // when terms were asked for
+	mu     sync.Mutex                // guards what follows
+	open   map[settle.QuoteID]bool   // from before they run until they are reported
+	unpaid map[settle.QuoteID]unpaid // that count for who asked
+	terms  cashier.Terms
+	known  time.Time // when terms were asked for
 }
 
 // New checks the configuration.
@@ -91,7 +86,7 @@ func New(cfg Config) (*Door, error) {
 		cfg.Now = time.Now
 	}
 	return &Door{cfg: cfg, node: settle.Node(cfg.Key.Public().(ed25519.PublicKey)), ended: make(chan ended, maxOpen),
-		open: map[settle.QuoteID]bool{}, unpaid: map[string]int{}}, nil
+		open: map[settle.QuoteID]bool{}, unpaid: map[settle.QuoteID]unpaid{}}, nil
 }
 
 // Paid is what an engine may know of the payment of what it computes.

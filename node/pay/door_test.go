@@ -66,7 +66,11 @@ func TestDebit(t *testing.T) {
 		t.Errorf("the worker has %d, want %d", got, used*85/100)
 	}
 	s.booth.deposit(keyOf("poor"), 14_999)
-	s.post(body).is(t, "a balance that does not reach", 402, "payment_required")
+	poor := s.post(body)
+	poor.is(t, "a balance that does not reach", 402, "payment_required")
+	if !strings.Contains(poor.body, "`kvasir wallet deposit AMOUNT`") {
+		t.Errorf("it does not say what to do: %s", poor.body)
+	}
 }
 
 // The balance is not that of every client of the gateway.
@@ -82,6 +86,45 @@ func TestDebitNeedsTheRight(t *testing.T) {
 	if n, has := s.booth.called("Debit"), s.booth.balance(keyOf("payer")); n != 0 || has != 100_000 {
 		t.Errorf("%d were debited, %d is left", n, has)
 	}
+}
+
+// Who asks without HTTP has the linked wallet pay, or is told how it would.
+func TestSpend(t *testing.T) {
+	s := newShop(t, words{})
+	cost := gateway.Cost{Model: "d1", Name: "m", Prompt: 5, Answers: 10, Body: [32]byte{1}}
+	refused := func(name string, status int, part string) {
+		t.Helper()
+		_, err := s.door.Spend(t.Context(), "127.0.0.1", cost)
+		var e *gateway.PaymentError
+		if !errors.As(err, &e) || e.Status != status || !strings.Contains(e.Message, part) || e.Payment != nil {
+			t.Errorf("%s: got %+v, want %d with %q", name, err, status, part)
+		}
+	}
+	refused("no wallet", 402, "15000 base units: no wallet lets this node spend; `kvasir wallet link --spend`")
+	s.booth.deposit(keyOf("poor"), 14_999)
+	refused("a balance that does not reach", 402, "`kvasir wallet deposit AMOUNT`")
+	s.booth.failing("Debit", &cashier.Refusal{Code: cashier.CodeBusy, Text: "busy now"})
+	refused("a settlement that is busy", 503, "busy now")
+	s.booth.deposit(keyOf("payer"), 100_000)
+	charge, err := s.door.Spend(t.Context(), "127.0.0.1", cost)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if paid, ok := From(charge.Context(t.Context())); !ok || paid.Seed == (settle.Hash{}) || s.state(paid.Request) != settle.Running {
+		t.Errorf("runs as %+v", paid)
+	}
+	charge.End(gateway.Outcome{Delivered: 9, Computed: 9})
+	if end := s.reported(1); end.Tokens != 9 || end.Failed != "" {
+		t.Errorf("got %+v", end)
+	}
+	if got := s.booth.balance(keyOf("payer")); got != 100_000-used {
+		t.Errorf("the payer has %d, want %d", got, 100_000-used)
+	}
+	s.booth.link(settle.Wallet{})
+	for range maxUnpaid - 2 {
+		refused("again", 402, "link --spend")
+	}
+	refused("one too many", 429, "quotes were asked for and not paid")
 }
 
 // The client's own transfer pays, once, for one body, to who has the secret.
@@ -344,28 +387,6 @@ func TestLongReason(t *testing.T) {
 	if err != nil || !utf8.ValidString(end.Failed) || len(end.Failed) != maxReason-1 {
 		t.Errorf("%d bytes, valid: %v, %v", len(end.Failed), utf8.ValidString(end.Failed), err)
 	}
-}
-
-// Who asks for quotes and pays none has to wait, and nobody else does.
-func TestUnpaidQuotesBounded(t *testing.T) {
-	s := newShop(t, words{})
-	for range maxUnpaid {
-		s.post(body).is(t, "a quote", 402, "payment_required")
-	}
-	a := s.post(body)
-	if a.is(t, "one too many", 429, "too_many_quotes"); a.header.Get("Retry-After") != "120" {
-		t.Errorf("Retry-After %q", a.header.Get("Retry-After"))
-	}
-	s.booth.advance(unpaidFor)
-	o := s.post(body).offer(t)
-	for range maxUnpaid - 1 {
-		s.post(body)
-	}
-	paid := byTransfer(o, s.booth.transfer(o.Quote, keyOf("payer"), quoted), keyOf("payer"))
-	if a := s.post(body, paid...); a.status != 200 {
-		t.Errorf("a payment at the bound: %d %s", a.status, a.body)
-	}
-	s.post(body).is(t, "after a payment", 402, "payment_required")
 }
 
 // A client that leaves pays for what it got, and its request is reported.

@@ -3,9 +3,7 @@ package pay
 import (
 	"encoding/hex"
 	"fmt"
-	"net"
 	"net/http"
-	"time"
 
 	"kvasird/node/cashier"
 	"kvasird/node/gateway"
@@ -68,7 +66,7 @@ func (d *Door) Quote(r *http.Request, cost gateway.Cost) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	d.unsettled(c.address())
+	d.unsettled(c.address(), offer.Quote)
 	return offerOf(terms, offer), nil
 }
 
@@ -78,7 +76,7 @@ func (c *call) due(offer cashier.Offer, reason string) error {
 	if err != nil {
 		return refused(err)
 	}
-	c.d.unsettled(c.address())
+	c.d.unsettled(c.address(), offer.Quote)
 	q := offer.Quote
 	message := fmt.Sprintf("this answer costs up to %s base units of the token %s; pay quote %s within %d s", q.Amount, terms.Mint, q.ID, q.Expires-q.Created)
 	if reason != "" {
@@ -101,50 +99,4 @@ func (c *call) dueAgain(reason string) error {
 		return err
 	}
 	return c.due(offer, reason)
-}
-
-// address is who asks, as far as the network knows.
-func (c *call) address() string {
-	host, _, err := net.SplitHostPort(c.r.RemoteAddr)
-	if err != nil {
-		return c.r.RemoteAddr
-	}
-	return host
-}
-
-// mayAsk refuses quotes to who leaves too many unpaid: the settlement counts those of
-// this whole node.
-func (c *call) mayAsk() error {
-	d := c.d
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	now := d.cfg.Now()
-	if age := now.Sub(d.emptied); age < 0 || age >= unpaidFor {
-		clear(d.unpaid)
-		d.emptied = now
-	}
-	if d.unpaid[c.address()] < maxUnpaid {
-		return nil
-	}
-	return &gateway.PaymentError{Status: http.StatusTooManyRequests, Code: "too_many_quotes", RetryAfter: max(unpaidFor-now.Sub(d.emptied), time.Second),
-		Message: fmt.Sprintf("%d quotes were asked for and not paid within %v, which is the most", maxUnpaid, unpaidFor)}
-}
-
-// unsettled counts a quote that nobody has paid.
-func (d *Door) unsettled(address string) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if _, ok := d.unpaid[address]; !ok && len(d.unpaid) >= maxAddresses {
-		return // the settlement's own bound is left
-	}
-	d.unpaid[address]++
-}
-
-// settled takes back what unsettled counted.
-func (d *Door) settled(address string) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.unpaid[address]--; d.unpaid[address] <= 0 {
-		delete(d.unpaid, address)
-	}
 }

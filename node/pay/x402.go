@@ -177,7 +177,7 @@ func (c *call) x402(s signed) error {
 	case cashier.CodeInvalid, cashier.CodeBad, cashier.CodeFunds:
 		return c.failed(terms, err.Error())
 	}
-	return c.paid(paid, err)
+	return c.paid(s.quote, paid, err)
 }
 
 // failed is a payment that will never be one: with a new quote to pay.

@@ -47,7 +47,7 @@ func (a *Authority) check() error {
 		return fmt.Errorf("govern: %w: %d of %d wallets, at most %d", ErrAuthority, a.Threshold, len(a.Wallets), MaxWallets)
 	}
 	for i, w := range a.Wallets {
-		if err := checkKey(w); err != nil {
+		if err := settle.CheckKey(w); err != nil {
 			return fmt.Errorf("govern: %w: %w", ErrAuthority, err)
 		}
 		if slices.Contains(a.Wallets[:i], w) {

@@ -6,8 +6,6 @@ import (
 	"fmt"
 	"strings"
 
-	"filippo.io/edwards25519"
-
 	"kvasird/settle"
 )
 
@@ -15,10 +13,8 @@ const firstLine = "kvasir governance v1\n"
 
 // Errors of signatures.
 var (
-	ErrText       = errors.New("the wallet signed another text than this proposal's")
-	ErrSignature  = errors.New("the signature is not the wallet's over this proposal")
-	ErrSmallOrder = errors.New("a key that anybody can sign for")
-	ErrKey        = errors.New("not a point of the curve in its one encoding")
+	ErrText      = errors.New("the wallet signed another text than this proposal's")
+	ErrSignature = errors.New("the signature is not the wallet's over this proposal")
 )
 
 // Signature is one wallet's consent to a proposal.
@@ -50,10 +46,11 @@ func (p *Proposal) Message(wallet settle.Wallet, f Format) ([]byte, error) {
 	return Wrap(p.Network, wallet, f, text)
 }
 
-// Verify says whether a wallet consents to the proposal.
+// Verify says whether a wallet consents to the proposal. Errors: settle.ErrWeakKey, ErrText,
+// ErrSignature.
 func (p *Proposal) Verify(s Signature) error {
-	if err := checkKey(s.Wallet); err != nil {
-		return err
+	if err := settle.CheckKey(s.Wallet); err != nil {
+		return fmt.Errorf("govern: %w", err)
 	}
 	want, err := p.Message(s.Wallet, s.Format)
 	if err != nil {
@@ -64,19 +61,6 @@ func (p *Proposal) Verify(s Signature) error {
 	}
 	if !ed25519.Verify(s.Wallet[:], want, s.Bytes[:]) {
 		return fmt.Errorf("govern: wallet %s, format %s: %w", s.Wallet, s.Format, ErrSignature)
-	}
-	return nil
-}
-
-// checkKey refuses the keys of small order, for which a fixed signature fits many messages, and
-// second encodings of a key.
-func checkKey(k settle.Key) error {
-	point, err := new(edwards25519.Point).SetBytes(k[:])
-	if err != nil || string(point.Bytes()) != string(k[:]) {
-		return fmt.Errorf("govern: key %s: %w", k, ErrKey)
-	}
-	if new(edwards25519.Point).MultByCofactor(point).Equal(edwards25519.NewIdentityPoint()) == 1 {
-		return fmt.Errorf("govern: key %s: %w: use a wallet's", k, ErrSmallOrder)
 	}
 	return nil
 }

@@ -111,7 +111,7 @@ func (cl *Client) readPartial(fee sdk.PublicKey, partial []byte) (tx *sdk.Transa
 	}
 	payer = settle.Wallet(m.AccountKeys[1])
 	switch {
-	case SmallOrder(payer):
+	case settle.SmallOrder(payer):
 		return nil, payer, ErrSmallOrder
 	case payer == cl.vault.Owner || payer == cl.vault.Account || slices.Contains(cl.operators, payer):
 		return nil, payer, ErrOperator

@@ -3,12 +3,10 @@ package solana
 import (
 	"bytes"
 	"context"
-	"crypto/ed25519"
 	"encoding/base64"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"math/big"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -158,30 +156,6 @@ func TestConfig(t *testing.T) {
 		if (err == nil) != (tt.says == "") || err != nil && (!strings.Contains(err.Error(), tt.says) || strings.Contains(err.Error(), "secret")) {
 			t.Errorf("%s: %v, want %q", tt.name, err, tt.says)
 		}
-	}
-}
-
-// TestSmallOrder sees that the list is all of it: the points whose eightfold is the
-// identity, and that the standard library lets forged signatures of theirs pass.
-func TestSmallOrder(t *testing.T) {
-	forged := make([]byte, ed25519.SignatureSize)
-	forged[0] = 1 // R is the identity, S is 0
-	for _, k := range smallOrder {
-		if !SmallOrder(k) {
-			t.Errorf("%x is not of small order", k)
-		}
-		passed := 0
-		for i := range 1000 {
-			if ed25519.Verify(k[:], big.NewInt(int64(i)).Bytes(), forged) {
-				passed++
-			}
-		}
-		if passed == 0 {
-			t.Errorf("%x: no forged signature passes, so it need not be on the list", k)
-		}
-	}
-	if SmallOrder(settletest.NewWallet("alice").Key) || SmallOrder(settletest.Token) {
-		t.Error("a good key is of small order")
 	}
 }
 

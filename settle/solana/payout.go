@@ -19,9 +19,10 @@ import (
 // likes: it is one transaction), and Resolve until it is no longer Pending. Only an
 // intent that is Failed or Expired may be replaced by another one.
 
-// Payout is what is paid from the vault.
+// Payout is what leaves the vault.
 type Payout struct {
 	To     settle.Wallet // its associated token account is paid, which has to be there
+	Burn   bool          // the tokens are destroyed, and To is zero
 	Amount settle.Amount
 	Memo   string // the intent's id, so that no two payouts are the same transaction
 }
@@ -64,16 +65,20 @@ func (cl *Client) Sign(ctx context.Context, vault, fee ed25519.PrivateKey, p Pay
 	if err := cl.validatePayout(vault, fee, p); err != nil {
 		return Signed{}, err
 	}
-	to, err := cl.recipient(ctx, p.To)
-	if err != nil {
-		return Signed{}, err
+	out := cl.burnInstruction(p)
+	if !p.Burn {
+		to, err := cl.recipient(ctx, p.To)
+		if err != nil {
+			return Signed{}, err
+		}
+		out = cl.transferInstruction(to, p)
 	}
 	latest, err := cl.latest(ctx)
 	if err != nil {
 		return Signed{}, err
 	}
 	feePayer := sdk.PublicKeyFromBytes(fee.Public().(ed25519.PublicKey))
-	tx, err := sdk.NewTransaction(cl.payoutInstructions(to, p), sdk.Hash(latest.Value.Blockhash), sdk.TransactionPayer(feePayer))
+	tx, err := sdk.NewTransaction([]sdk.Instruction{out, cl.memoInstruction(p)}, sdk.Hash(latest.Value.Blockhash), sdk.TransactionPayer(feePayer))
 	if err != nil {
 		return Signed{}, fmt.Errorf("%w: %v", ErrPayout, err)
 	}
@@ -125,9 +130,13 @@ func (cl *Client) validatePayout(vault, fee ed25519.PrivateKey, p Payout) error 
 		return fmt.Errorf("%w: an amount of 0", ErrPayout)
 	case p.Memo == "" || len(p.Memo) > memoLimit:
 		return fmt.Errorf("%w: a memo of %d bytes, it has 1 to %d", ErrPayout, len(p.Memo), memoLimit)
+	case p.Burn && p.To != settle.Wallet{}:
+		return fmt.Errorf("%w: what is burnt goes to nobody, and not to %s", ErrPayout, p.To)
+	case p.Burn:
+		return nil
 	case p.To == cl.vault.Owner || p.To == cl.vault.Account:
 		return fmt.Errorf("%w: %s is the vault", ErrPayout, p.To)
-	case SmallOrder(p.To) || !sdk.PublicKey(p.To).IsOnCurve():
+	case settle.SmallOrder(p.To) || !sdk.PublicKey(p.To).IsOnCurve():
 		return fmt.Errorf("%w: nobody has the key of %s: it is no wallet", ErrPayout, p.To)
 	}
 	return nil
@@ -160,15 +169,26 @@ func (cl *Client) recipient(ctx context.Context, w settle.Wallet) (settle.Key, e
 	return to, fmt.Errorf("%w: the account %s of %s and the mint %s %s: create the wallet's token account first", ErrPayout, to, w, cl.vault.Mint, bad)
 }
 
-func (cl *Client) payoutInstructions(to settle.Key, p Payout) []sdk.Instruction {
-	v, key := cl.vault, func(k settle.Key) sdk.PublicKey { return sdk.PublicKey(k) }
-	data := binary.LittleEndian.AppendUint64([]byte{tokenTransferChecked}, uint64(p.Amount))
-	return []sdk.Instruction{
-		sdk.NewInstruction(key(v.Program), sdk.AccountMetaSlice{
-			sdk.Meta(key(v.Account)).WRITE(), sdk.Meta(key(v.Mint)), sdk.Meta(key(to)).WRITE(), sdk.Meta(key(v.Owner)).SIGNER()},
-			append(data, cl.decimals)),
-		sdk.NewInstruction(sdk.MemoProgramID, sdk.AccountMetaSlice{sdk.Meta(key(v.Owner)).SIGNER()}, []byte(p.Memo)),
-	}
+func (cl *Client) transferInstruction(to settle.Key, p Payout) sdk.Instruction {
+	v := cl.vault
+	return cl.tokenInstruction(tokenTransferChecked, p.Amount, sdk.AccountMetaSlice{sdk.Meta(sdk.PublicKey(v.Account)).WRITE(),
+		sdk.Meta(sdk.PublicKey(v.Mint)), sdk.Meta(sdk.PublicKey(to)).WRITE(), sdk.Meta(sdk.PublicKey(v.Owner)).SIGNER()})
+}
+
+func (cl *Client) burnInstruction(p Payout) sdk.Instruction {
+	v := cl.vault
+	return cl.tokenInstruction(tokenBurnChecked, p.Amount, sdk.AccountMetaSlice{sdk.Meta(sdk.PublicKey(v.Account)).WRITE(),
+		sdk.Meta(sdk.PublicKey(v.Mint)).WRITE(), sdk.Meta(sdk.PublicKey(v.Owner)).SIGNER()})
+}
+
+// tokenInstruction is one whose data are its number, an amount and the mint's decimals.
+func (cl *Client) tokenInstruction(number byte, amount settle.Amount, accounts sdk.AccountMetaSlice) sdk.Instruction {
+	data := binary.LittleEndian.AppendUint64([]byte{number}, uint64(amount))
+	return sdk.NewInstruction(sdk.PublicKey(cl.vault.Program), accounts, append(data, cl.decimals))
+}
+
+func (cl *Client) memoInstruction(p Payout) sdk.Instruction {
+	return sdk.NewInstruction(sdk.MemoProgramID, sdk.AccountMetaSlice{sdk.Meta(sdk.PublicKey(cl.vault.Owner)).SIGNER()}, []byte(p.Memo))
 }
 
 // Send gives a payout to all providers. An error says that none took it; whether it

@@ -6,6 +6,7 @@ import (
 	"context"
 	"crypto/ed25519"
 	"encoding/base64"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"slices"
@@ -54,6 +55,33 @@ func TestPayout(t *testing.T) {
 	if got := w.Balance(w.mint.ATA(carol.Key)); got != 5 {
 		t.Errorf("%d arrived", got)
 	}
+}
+
+// TestBurn destroys tokens of the vault, once: its balance and the supply fall by them.
+func TestBurn(t *testing.T) {
+	w := newWorld(t)
+	cl := w.client(w.mint, "a", "b")
+	had, supply := w.Balance(w.mint.ATA(w.operator.Key)), w.supply()
+	s, err := cl.Sign(t.Context(), w.operator.Private, w.bob.Private, Payout{Burn: true, Amount: 7, Memo: w.memo()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		if err := cl.Send(t.Context(), s); err != nil {
+			t.Error(err)
+		}
+	}
+	w.Advance(40)
+	w.resolved(cl, s, Landed, nil, "burnt")
+	if got, left := w.Balance(w.mint.ATA(w.operator.Key)), w.supply(); got != had-7 || left != supply-7 {
+		t.Errorf("the vault had %d and has %d, the supply was %d and is %d", had, got, supply, left)
+	}
+}
+
+// supply is how many tokens of the mint there are.
+func (w *world) supply() settle.Amount {
+	w.t.Helper()
+	return settle.Amount(binary.LittleEndian.Uint64(w.AccountData(w.mint.Key)[36:44]))
 }
 
 func TestPayoutForkedAway(t *testing.T) {
@@ -207,6 +235,7 @@ func TestPayoutsThatCannotBe(t *testing.T) {
 		{"a long memo", w.operator.Private, func(p *Payout) { p.Memo = strings.Repeat("m", 257) }, "257"},
 		{"to the vault", w.operator.Private, func(p *Payout) { p.To = w.operator.Key }, "is the vault"},
 		{"to no wallet", w.operator.Private, func(p *Payout) { p.To = w.mint.ATA(w.alice.Key) }, "no wallet"},
+		{"burnt for somebody", w.operator.Private, func(p *Payout) { p.Burn = true }, "goes to nobody"},
 		{"to a key of small order", w.operator.Private, func(p *Payout) { p.To = settle.Key{1} }, "no wallet"},
 	} {
 		p := good

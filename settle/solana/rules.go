@@ -51,7 +51,7 @@ var rules = []rule{
 }
 
 func ownerIsNotSmall(_ *Client, _ *evidence, c Claim) error {
-	if SmallOrder(c.Owner) {
+	if settle.SmallOrder(c.Owner) {
 		return ErrSmallOrder
 	}
 	return nil
@@ -191,6 +191,7 @@ type transfer struct {
 const (
 	tokenTransfer        = 3
 	tokenTransferChecked = 12
+	tokenBurnChecked     = 15
 )
 
 var errOtherCall = errors.New("the call does more than transfer to the vault")

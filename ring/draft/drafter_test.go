@@ -1,4 +1,4 @@
-package ring
+package draft
 
 import (
 	"math/rand/v2"
@@ -23,7 +23,7 @@ func TestLookUp(t *testing.T) {
 		{"no longer than needed", []int32{1, 2, 3, 4, 5, 6, 7, 1, 2, 3, 4, 5, 6}, 6, 5},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			if at, n := lookUp(tt.tokens); at != tt.at || n != tt.length {
+			if at, n := LookUp(tt.tokens); at != tt.at || n != tt.length {
 				t.Errorf("got position %d, length %d, want %d, %d", at, n, tt.at, tt.length)
 			}
 		})
@@ -31,28 +31,28 @@ func TestLookUp(t *testing.T) {
 }
 
 func TestDraftRepeatsPeriod(t *testing.T) {
-	d := drafter{base: 1e6, extra: 1}
-	got := d.draft([]int32{7, 1, 2, 3, 1, 2, 3, 1}, 7)
+	d := Drafter{base: 1e6, extra: 1}
+	got := d.Draft([]int32{7, 1, 2, 3, 1, 2, 3, 1}, 7)
 	if want := []int32{2, 3, 1, 2, 3, 1, 2}; !slices.Equal(got, want) {
 		t.Errorf("got %v, want %v", got, want)
 	}
 }
 
 func TestDraftBounds(t *testing.T) {
-	d := drafter{base: 1e6, extra: 1}
+	d := Drafter{base: 1e6, extra: 1}
 	text := []int32{1, 2, 1, 2, 1, 2}
 	for _, most := range []int{-1, 0} {
-		if got := d.draft(text, most); len(got) != 0 {
+		if got := d.Draft(text, most); len(got) != 0 {
 			t.Errorf("%d drafts where %d are allowed", len(got), most)
 		}
 	}
 	for range 50 {
-		d.observe(MaxDraft, MaxDraft, time.Millisecond)
+		d.Observe(Most, Most, time.Millisecond)
 	}
-	if got := d.draft(text, 1000); len(got) != MaxDraft {
-		t.Errorf("%d drafts, want %d", len(got), MaxDraft)
+	if got := d.Draft(text, 1000); len(got) != Most {
+		t.Errorf("%d drafts, want %d", len(got), Most)
 	}
-	if got := new(drafter).draft(text, 5); len(got) != 0 {
+	if got := new(Drafter).Draft(text, 5); len(got) != 0 {
 		t.Errorf("%d drafts before a round was measured", len(got))
 	}
 }
@@ -74,18 +74,18 @@ func TestDraftPays(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			r := rand.New(rand.NewPCG(1, 2))
-			var d drafter
+			var d Drafter
 			text := []int32{1, 2, 3, 4, 5, 1, 2, 3, 4, 5, 1, 2, 3}
 			drafted, tokens, spent := 0, 0, 0.0
 			const rounds = 400
 			for i := range 2 * rounds {
-				k := len(d.draft(text, MaxDraft))
+				k := len(d.Draft(text, Most))
 				n := 0
 				for n < k && r.Float64() < tt.accept {
 					n++
 				}
 				took := 1 + tt.extra*float64(k)
-				d.observe(k, n, time.Duration(took*1e6))
+				d.Observe(k, n, time.Duration(took*1e6))
 				if i >= rounds {
 					drafted, tokens, spent = drafted+k, tokens+n+1, spent+took
 				}

@@ -1,0 +1,95 @@
+//go:build svm
+
+package cashier
+
+import (
+	"testing"
+
+	"kvasird/settle"
+)
+
+// TestPass: who runs a request gets the settlement's word on it, and those who computed it learn
+// what it credited to them.
+func TestPass(t *testing.T) {
+	s := newShop(t)
+	r := s.paid()
+	id := r.Quote.ID
+	started := must[Started](t)(s.teller().Run(t.Context(), id))
+	p := must[settle.Pass](t)(settle.ParsePass(started.Pass))
+	want := settle.Pass{Network: s.cfg.Network, Request: id, Signer: s.node, Entry: s.entry.Key, Model: s.model, Tokens: 2000, Expires: started.Request.Lease}
+	if p != want {
+		t.Errorf("%+v, want %+v", p, want)
+	}
+	ids := []settle.QuoteID{id, {9}}
+	credits := func(node settle.Node) []WorkerCredit {
+		t.Helper()
+		return must[[]WorkerCredit](t)(s.As(node).Credits(t.Context(), ids))
+	}
+	if got := credits(s.worker.Key); got[0].Settled || got[1].Settled {
+		t.Errorf("while it runs: %+v", got)
+	}
+	s.at.Add(2)
+	must[Settled](t)(s.teller().End(t.Context(), s.ended(id, 100, "", s.work(100))))
+	// Of 100 tokens the worker has half of the dense part's 30 %, and all experts.
+	if got := credits(s.worker.Key); !got[0].Settled || got[0].Tokens != 85*uint64(settle.Whole) || got[1].Settled {
+		t.Errorf("the worker: %+v", got)
+	}
+	if got := credits(s.alice.Key); !got[0].Settled || got[0].Tokens != 0 {
+		t.Errorf("a stranger: %+v", got)
+	}
+	_, err := s.teller().Credits(t.Context(), make([]settle.QuoteID, MaxCredits+1))
+	refused(t, "too many", err, CodeBad, "ids")
+}
+
+// TestRunsAreBonded: an entry without a bond has requests of so many tokens running, one with a
+// bond ten times that more, and those that end make room.
+func TestRunsAreBonded(t *testing.T) {
+	s := newShop(t)
+	r := s.paid()
+	entry := r.Quote.Entry
+	free := must[settle.Amount](t)(settle.Charge(unbondedTokens, r.Quote.PriceRaw, r.Quote.Ref))
+	may := func(running, claim, bond settle.Amount) bool {
+		t.Helper()
+		if bond > 0 {
+			e := must[settle.Entry](t)(settle.NewEntry(settle.ActStake, hashOf(string(rune(bond))), 1,
+				settle.Transfer{From: settle.Account{Kind: settle.Inflow}, To: settle.Account{Kind: settle.Bonded, ID: entry}, Amount: bond}))
+			must[bool](t)(s.cfg.Books.Post(e))
+		}
+		other := r
+		other.Quote.ID, other.Quote.Amount = settle.QuoteID{1}, running
+		s.begun(other)
+		defer s.over(other)
+		one := r
+		one.Quote.Amount = claim
+		err := s.mayRun(one)
+		if err != nil {
+			refused(t, "too much", err, CodeBusy, "quote")
+		}
+		return err == nil
+	}
+	for _, tt := range []struct {
+		running, claim, bond settle.Amount
+		ok                   bool
+	}{
+		{0, free, 0, true},
+		{0, free + 1, 0, false},
+		{free - 5, 5, 0, true},
+		{free - 5, 6, 0, false},
+		{free, 1000, 100, true}, // from here on there is a bond of 100
+		{free, 1001, 0, false},
+		{free + 1, 1000, 0, false},
+		{free + 400, 600, 0, true},
+	} {
+		if got := may(tt.running, tt.claim, tt.bond); got != tt.ok {
+			t.Errorf("%d run, %d more: %v", tt.running, tt.claim, got)
+		}
+	}
+	must[Started](t)(s.teller().Run(t.Context(), r.Quote.ID))
+	if err := s.mayRun(r); err != nil || len(s.runs[entry]) != 1 {
+		t.Errorf("it counts twice: %v", err)
+	}
+	must[Settled](t)(s.teller().End(t.Context(), Ended{ID: r.Quote.ID, Failed: "it failed"}))
+	if len(s.runs) != 0 {
+		t.Errorf("after its end: %v", s.runs)
+	}
+}

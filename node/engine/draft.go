@@ -1,0 +1,247 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"kvasird/ggml"
+	"kvasird/ring/draft"
+)
+
+// Drafts says how answers are drafted.
+type Drafts struct {
+	// Resident says whether some experts are here, so that a guess without the others is worth
+	// something; nil: none are. It is asked in every round.
+	Resident func() bool
+	// Least is what a round must take for drafts to be tried: quicker ones are left as they are,
+	// sums included. 0 = 10 ms.
+	Least time.Duration
+}
+
+const (
+	// learnOne and learnAll are the weights of a guess, for its answer and for those that begin.
+	learnOne  = 1 / 8.
+	learnAll  = 1 / 64.
+	learnText = 1 / 4.
+	// forget is the weight of a round without guesses.
+	forget = 1 / 64.
+	// pauseAfter are rounds without drafts after one failed that had some: somebody may be missing
+	// whom only guesses need.
+	pauseAfter = 64
+)
+
+// drafting is what an engine knows of drafts. It is the loop's.
+type drafting struct {
+	*Drafts                // nil: there are none
+	costs    draft.Costs   // of rounds of answers only
+	share    draft.Share   // of the guesses with what is here, of all answers
+	pause    int           // rounds until drafts are tried again
+	measured bool          // the round in progress tells of costs
+	spent    time.Duration // of the round in progress, for its guesses
+	guesses  []draft.Guess
+	k        []int
+}
+
+// guessed is what is known of the drafts of one answer.
+type guessed struct {
+	text [draft.Matches]draft.Share // right ones of what stood behind an earlier match, by its length
+	here draft.Share                // right ones of those with the experts that are here
+}
+
+// guess is what a slot drafts in the round in progress.
+type guess struct {
+	drafts []ggml.Token
+	text   []ggml.Token // what stood behind an earlier match, used or not
+	class  int          // of that match
+	want   int          // tokens to guess with the experts that are here
+	passed bool         // such a pass left cells
+	tried  bool         // there were some to guess with
+}
+
+func (g *guess) reset() { *g = guess{drafts: g.drafts[:0], text: g.text[:0]} }
+
+// whyNoDrafts says why answers of a model are never drafted; "": they may be.
+func whyNoDrafts(m *ggml.Model) string {
+	switch {
+	case !m.CanTruncate():
+		return "the model's memory cannot take back a token"
+	case m.Window() > 0:
+		return "the model's sliding windows cannot take back a token for certain"
+	}
+	return ""
+}
+
+// draft guesses what comes behind the next token of every answer, as much of it as pays. Beside
+// prompts nothing is drafted. False: the batch has to be planned again.
+func (e *Engine) draft(ctx context.Context, busy []*slot) bool {
+	d := &e.drafting
+	d.measured, d.spent = false, 0
+	for _, s := range busy {
+		s.guess.reset()
+	}
+	for _, s := range busy {
+		if d.Drafts == nil || s.take > 1 || s.pending() > 1 || s.g.canary {
+			return true
+		}
+	}
+	d.measured = true
+	if d.pause > 0 {
+		d.pause--
+		return true
+	}
+	if d.costs.Time(len(busy)) < d.Least {
+		return true
+	}
+	d.plan(busy, (e.cfg.Batch-len(busy))/len(busy))
+	if !e.guessHere(ctx, busy) {
+		return false
+	}
+	drafted := 0
+	for _, s := range busy {
+		drafted += len(s.guess.drafts)
+	}
+	e.count(func(st *Stats) { st.Drafted += int64(drafted); st.Busy += d.spent })
+	return true
+}
+
+// plan takes what the texts give, and says how much is to be guessed beside.
+func (d *drafting) plan(busy []*slot, most int) {
+	here := d.Resident != nil && d.Resident()
+	d.guesses, d.k = d.guesses[:0], d.k[:0]
+	for _, s := range busy {
+		q, known := &s.guess, &s.g.guessed
+		one := draft.Guess{Most: min(most, s.g.left-1)}
+		if at, n := draft.LookUp(s.g.tokens); n > 0 {
+			q.class = n - draft.ShortestMatch
+			q.text = draft.Follow(q.text, s.g.tokens, at, draft.Most)
+			one.Accept = known.text[q.class].Get()
+		}
+		if known.here == 0 {
+			known.here = d.share
+		}
+		if q.tried = here; here && known.here.Get() > one.Accept {
+			one.Accept, one.Passes = known.here.Get(), true
+		}
+		d.guesses, d.k = append(d.guesses, one), append(d.k, 0)
+	}
+	d.costs.Plan(d.guesses, d.k)
+	for i, s := range busy {
+		if d.guesses[i].Passes {
+			s.guess.want = d.k[i]
+		} else {
+			s.guess.drafts = append(s.guess.drafts, s.guess.text[:d.k[i]]...)
+		}
+	}
+}
+
+// guessHere computes guesses with the experts that are here, a token of every sequence that wants
+// one in each pass, and drops the cells of that. False: the memory could not.
+func (e *Engine) guessHere(ctx context.Context, busy []*slot) bool {
+	d := &e.drafting
+	began := e.cfg.Now()
+	for depth := 0; e.batchGuesses(busy, depth); depth++ {
+		start := e.cfg.Now()
+		if err := e.ctx.Draft(ctx, e.batch); err != nil {
+			if d.pause = pauseAfter; ctx.Err() == nil && !errors.Is(err, ggml.ErrNoRoom) {
+				e.cfg.Logger.Warn("a draft failed", "error", err)
+			}
+			break
+		}
+		d.costs.Drafted(e.cfg.Now().Sub(start))
+		for _, s := range busy {
+			if depth < s.guess.want {
+				e.takeGuess(s)
+			}
+		}
+	}
+	ok := true
+	for _, s := range busy {
+		if s.guess.passed {
+			ok = e.takeBack(s) && ok
+		}
+	}
+	d.spent = e.cfg.Now().Sub(began)
+	return ok
+}
+
+// takeBack drops the cells behind what a slot has. Where the memory cannot, whatever the architecture
+// promised, all of the sequence is read again, and nothing is drafted any more.
+func (e *Engine) takeBack(s *slot) bool {
+	before := s.past
+	e.rewind(s)
+	if s.past == before {
+		return true
+	}
+	e.drafting.Drafts = nil
+	e.count(func(st *Stats) { st.NoDrafts = "the model's memory could not take back a token" })
+	return false
+}
+
+// batchGuesses makes the batch of a pass: of every sequence the token behind which one is wanted.
+func (e *Engine) batchGuesses(busy []*slot, depth int) bool {
+	e.batch.Reset()
+	for _, s := range busy {
+		if depth < s.guess.want {
+			s.out, s.guess.passed = e.batch.Len(), true
+			t := s.g.tokens[s.past]
+			if depth > 0 {
+				t = s.guess.drafts[depth-1]
+			}
+			e.batch.Add(t, s.past+depth, s.seq, true)
+		}
+	}
+	return e.batch.Len() > 0
+}
+
+// takeGuess drafts the likeliest token of a pass. Behind the end of an answer nothing is drafted.
+func (e *Engine) takeGuess(s *slot) {
+	logits := e.ctx.Logits(s.out)
+	for t, b := range s.g.bias {
+		logits[t] += b // which nobody reads any more
+	}
+	best := ggml.Token(0)
+	for t, l := range logits {
+		if l > logits[best] {
+			best = ggml.Token(t)
+		}
+	}
+	if e.cfg.Model.IsEOG(best) {
+		s.guess.want = len(s.guess.drafts)
+		return
+	}
+	s.guess.drafts = append(s.guess.drafts, best)
+}
+
+// dropDrafts takes the drafts out of a batch that failed. False: it had none.
+func (e *Engine) dropDrafts(busy []*slot, why error) bool {
+	had := false
+	for _, s := range busy {
+		had = had || len(s.guess.drafts) > 0
+		s.guess.reset()
+	}
+	if !had {
+		return false
+	}
+	e.drafting.pause = pauseAfter
+	e.cfg.Logger.Debug("a batch with drafts failed, it is tried without them", "error", why)
+	for _, s := range busy {
+		e.rewind(s)
+	}
+	return true
+}
+
+// learn takes in what a slot drew in the round in progress, of which so many were drafted.
+func (d *drafting) learn(s *slot, drawn []ggml.Token, accepted int) {
+	q, known := &s.guess, &s.g.guessed
+	switch {
+	case q.passed:
+		known.here.Observe(len(q.drafts), accepted, learnOne)
+		d.share.Observe(len(q.drafts), accepted, learnAll)
+	case q.tried:
+		known.here.Forget(forget)
+	}
+	if len(q.text) > 0 {
+		known.text[q.class].Observe(min(len(drawn), len(q.text)), commonPrefix(q.text, drawn), learnText)
+	}
+}

@@ -1,0 +1,191 @@
+package meter
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	"kvasird/p2p"
+	"kvasird/settle"
+)
+
+const (
+	// judgedPasses is how many passes that a node showed have to end for which less than half of what was
+	// computed is credited, before its passes are not believed.
+	judgedPasses = 8
+	// doubtTime is for how long, the first time; then twice as long, up to doubtMost.
+	doubtTime, doubtMost = 10 * time.Minute, 24 * time.Hour
+	// mostUncredited bounds what was computed by passes that a node showed and is not credited yet,
+	// in tokens, and creditedTimes is how many times of what they credited it may be more.
+	mostUncredited, creditedTimes = 1 << 20, 4
+	// mostAhead is what of more than half that was credited counts for later, in tokens.
+	mostAhead = 1 << 17
+
+	askEvery = 10 * time.Second
+	askTime  = 10 * time.Second
+	askAfter = 10 * time.Second // between two questions about a pass
+	askMost  = 256              // passes in one question
+	// keptUnknown is how long a pass whose outcome nobody says is kept after its end.
+	keptUnknown = time.Hour
+
+	mostStandings = 4096
+)
+
+// Credit is what came of a request: whether it is settled, and what this node was credited, in
+// billionths of a token of the whole model.
+type Credit struct {
+	Settled bool
+	Tokens  uint64
+}
+
+// standing is what is known of who shows passes. A nil one is a stranger. Work is in billionths of a
+// token.
+//
+// Which work was for which pass is not known where requests run together, but for all of them it
+// is: of passes whose outcome is known, at least balance − open more was computed than twice what
+// they credited. So it is who shows a pass that is judged, be it the entry or a node that it lent it to.
+type standing struct {
+	at       time.Time // when something was shown last
+	settled  uint64    // requests that credited something
+	credited int64     // in all
+	balance  int64     // computed by passes, less twice what was credited, at least -mostAhead
+	open     int64     // what passes allow whose outcome is not known
+	bad      int       // requests that ended since balance - open was 0 or less
+	strikes  int
+	until    time.Time // it is doubted
+}
+
+func (st *standing) doubted(now time.Time) bool { return st != nil && now.Before(st.until) }
+
+// usable is whether something is computed by what is shown.
+func (st *standing) usable(now time.Time) bool {
+	return !st.doubted(now) && st.balance <= mostUncredited*int64(settle.Whole)+creditedTimes*st.credited
+}
+
+func (st *standing) stranger() bool { return st == nil || st.settled == 0 }
+
+func (st *standing) requests() uint64 {
+	if st == nil {
+		return 0
+	}
+	return st.settled
+}
+
+// standingLocked is that of a node, in place of the one that showed nothing for longest.
+func (g *Grants) standingLocked(n settle.Node, now time.Time) *standing {
+	st := g.standings[n]
+	if st == nil {
+		if len(g.standings) >= mostStandings {
+			g.dropStandingLocked()
+		}
+		st = &standing{}
+		g.standings[n] = st
+	}
+	st.at = now
+	return st
+}
+
+func (g *Grants) dropStandingLocked() {
+	var name settle.Node
+	var oldest *standing
+	for n, st := range g.standings {
+		if oldest == nil || st.at.Before(oldest.at) {
+			name, oldest = n, st
+		}
+	}
+	delete(g.standings, name)
+}
+
+// Run asks now and then what came of passes by which something was computed, until ctx ends.
+func (g *Grants) Run(ctx context.Context) error {
+	tick := time.NewTicker(askEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-tick.C:
+		}
+		if err := g.Ask(ctx); err != nil && ctx.Err() == nil {
+			g.cfg.Logger.Debug("what came of requests is not known now", "error", err)
+		}
+	}
+}
+
+// Ask asks once, about the passes whose outcome was not asked for longest.
+func (g *Grants) Ask(ctx context.Context) error {
+	ids := g.due()
+	if len(ids) == 0 {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, askTime)
+	defer cancel()
+	credits, err := g.cfg.Credits(ctx, ids)
+	if err != nil || len(credits) != len(ids) {
+		return err
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for i, id := range ids {
+		if p := g.passes[id]; p != nil && !p.concluded && credits[i].Settled {
+			g.concludeLocked(p, int64(min(credits[i].Tokens, 1<<60)))
+		}
+	}
+	return nil
+}
+
+// due are passes to ask about. Those that nothing was computed by are forgotten after their end.
+func (g *Grants) due() (ids []settle.QuoteID) {
+	now := g.cfg.Now()
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	var list []*grant
+	for _, p := range g.passes {
+		switch {
+		case p.over(now) && (p.concluded || p.spent() == 0 || p.over(now.Add(-keptUnknown))):
+			g.forgetLocked(p)
+		case !p.concluded && now.Sub(p.at) >= askAfter && now.Sub(p.asked) >= askAfter:
+			list = append(list, p)
+		}
+	}
+	slices.SortFunc(list, func(a, b *grant) int { return a.asked.Compare(b.asked) })
+	for _, p := range list[:min(len(list), askMost)] {
+		p.asked = now
+		ids = append(ids, p.pass.Request)
+	}
+	return ids
+}
+
+// concludeLocked takes in what a pass credited, and judges who showed it.
+func (g *Grants) concludeLocked(p *grant, credited int64) {
+	p.concluded = true
+	for _, by := range p.by {
+		by.st.open -= p.worth
+		if by.st.judge(min(credited, p.worth), g.cfg.Now()) {
+			g.cfg.Logger.Warn("passes that a node shows are not believed for a while: most of what was computed by them was not credited",
+				"peer", p2p.PeerOf(by.node).String(), "until", by.st.until)
+		}
+	}
+}
+
+// judge takes in what a pass credited that is open no more, and says whether it was one too many.
+func (st *standing) judge(credited int64, now time.Time) bool {
+	const ahead = -mostAhead * int64(settle.Whole)
+	if credited > 0 {
+		st.settled++
+	}
+	st.credited = min(st.credited+credited, 1<<60)
+	st.balance = max(st.balance-2*credited, ahead)
+	if st.balance <= st.open {
+		if st.bad = 0; st.balance == ahead {
+			st.strikes = 0
+		}
+		return false
+	}
+	if st.bad++; st.bad < judgedPasses {
+		return false
+	}
+	st.until = now.Add(min(doubtMost, doubtTime<<min(st.strikes, 16)))
+	st.strikes, st.balance, st.bad = st.strikes+1, 0, 0
+	return true
+}
