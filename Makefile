@@ -11,6 +11,7 @@ RACE_DIRS   = $(shell grep -rlE --include='*.go' '^\s*go [a-z]|"sync' cmd node p
 # library computes, which the detector does not see, and of processes that are killed or idle.
 NO_RACE     = ^Test(HostilePeerOfWorker|HostileWorker|KilledWorkerWithoutReplica|EndOfBackbone|Invitation|CarriedServersLost|CarriedRights|KilledDownload|QuickRestarts|Pause|LyingSources|FullDisk|FetchedBackbone|RingOfBackbones|ParityEveryArchitecture|EveryCut|QuantizedModelsRun|GeneratedModelsRun|GeneratedVariantsRun|ParityQuantised|ArchitecturesThroughWorkers|Damage|Idle|Killed|Kill)$$
 NODES      ?= 100
+SCALE      ?= 100,1000,10000
 SOAK       ?= 5m
 GOTESTFLAGS ?=
 export BACKEND LLAMA_SRC LLAMA_LIB DEPS_FROM
