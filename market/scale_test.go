@@ -25,8 +25,8 @@ const scaleViews = 8
 // so many times its sealed size, and a renewal so many bytes.
 const (
 	sealedMore   = 170 // bytes of an envelope beyond its body
-	meshCopies   = 5.2
-	renewalCosts = 130
+	meshCopies   = 5.4
+	renewalCosts = 116
 )
 
 type scale struct {
