@@ -1,6 +1,6 @@
 # Every target works from a plain checkout; `make help` lists them.
 .DEFAULT_GOAL := help
-.PHONY: help deps build test test-sdk test-settle settle-deps test-x402 x402-deps test-load test-net test-chaos test-reflink sim soak test-vulkan check demo demo-paid bench bench-plan bench-hot bench-rtt bench-server bench-peers bench-net bench-books bench-gossip fuzz clean clean-deps
+.PHONY: help deps build test test-sdk test-settle settle-deps test-x402 x402-deps test-load test-net test-chaos test-reflink sim sim-scale soak test-vulkan check demo demo-paid bench bench-plan bench-hot bench-rtt bench-server bench-peers bench-net bench-books bench-gossip fuzz clean clean-deps
 
 STATICCHECK = honnef.co/go/tools/cmd/staticcheck@v0.8.2
 GO_FILES    = $(shell find cmd node p2p ring experts market settle ggml -name '*.go' 2>/dev/null)
@@ -11,6 +11,7 @@ RACE_DIRS   = $(shell grep -rlE --include='*.go' '^\s*go [a-z]|"sync' cmd node p
 # library computes, which the detector does not see, and of processes that are killed or idle.
 NO_RACE     = ^Test(HostilePeerOfWorker|HostileWorker|KilledWorkerWithoutReplica|EndOfBackbone|Invitation|CarriedServersLost|CarriedRights|KilledDownload|QuickRestarts|Pause|LyingSources|FullDisk|FetchedBackbone|RingOfBackbones|ParityEveryArchitecture|EveryCut|QuantizedModelsRun|GeneratedModelsRun|GeneratedVariantsRun|ParityQuantised|ArchitecturesThroughWorkers|Damage|Idle|Killed|Kill)$$
 NODES      ?= 100
+SCALE      ?= 100,1000,10000
 SOAK       ?= 5m
 GOTESTFLAGS ?=
 export BACKEND LLAMA_SRC LLAMA_LIB DEPS_FROM
@@ -88,6 +89,10 @@ test-reflink: ## models taken in without a copy on XFS and Btrfs; needs root (De
 sim: deps ## NODES nodes (default 100) over the real gossip live through churn, bursts, partitions
 	KVASIR_SIM=$(NODES) GOGC=300 go test -tags sim -count=1 -timeout 24h -run '^TestSim$$' -v $(GOTESTFLAGS) ./node
 
+# Sizes in SCALE, one after the other; 10,000 nodes take some minutes.
+sim-scale: ## the market of SCALE nodes (default 100,1000,10000): gossip a node and second, coverage, evenness, churn
+	KVASIR_SCALE=$(SCALE) go test -tags sim -count=1 -timeout 24h -run '^TestScale$$' -v $(GOTESTFLAGS) ./market
+
 soak: deps ## a swarm that has nothing to do for SOAK (default 5m) stays quiet, small and ready
 	KVASIR_SOAK=$(SOAK) go test -tags soak -count=1 -timeout 24h -run '^TestSoak$$' -v $(GOTESTFLAGS) ./node
 
@@ -131,7 +136,7 @@ bench-books: ## measure the books: quotes paid or reserved a second, each on the
 	go test ./node/cashier -run '^$$' -bench Books -benchtime 20000x -timeout 20m
 
 # One process holds all nodes, on a simulated network.
-bench-gossip: ## measure what gossip costs at rest, with NODES nodes (default 100)
+bench-gossip: ## measure what gossip costs at rest, repeated and renewed, with NODES nodes (default 100)
 	KVASIR_GOSSIP_NODES=$(NODES) go test ./p2p -run '^$$' -bench GossipAtRest -benchtime 1x
 
 fuzz: deps ## run each fuzz target for FUZZTIME (default 5s)

@@ -93,11 +93,12 @@ func (s *simSwarm) hotExperts() {
 	before := hot()
 	n.mu.Lock()
 	n.say = market.ModelNews{Backbone: true, Demand: meter.Demand(time.Now())}
+	n.fresh = true
 	n.mu.Unlock()
 	s.until("four experts of each layer are hot: two replicas more", 10*time.Minute, func() bool { return hot() >= before+2 })
 	s.until("every node sees it", 5*time.Minute, s.agree)
 	n.mu.Lock()
-	n.say = market.ModelNews{}
+	n.say, n.fresh = market.ModelNews{}, true
 	n.mu.Unlock()
 }
 

@@ -41,6 +41,7 @@ type simNode struct {
 	table *market.Table
 	pace  market.Pace
 	say   market.ModelNews // demand
+	fresh bool             // say has not been said
 	sent  int              // bytes of bodies
 	loads int              // experts
 	moves int              // experts given up
@@ -135,7 +136,7 @@ func (n *simNode) step(t *testing.T) (next time.Time) {
 		t.Errorf("a node holds %d of %d bytes", used, n.budget.Disk)
 	}
 	peers := n.table.Peers(now)
-	due := n.pace.Next(n.host.ID().String(), peers, d.Announce)
+	due := n.pace.Next(n.host.ID().String(), peers, d.Announce || n.fresh)
 	if now.Before(due) {
 		return earlier(due, d.Next)
 	}
@@ -149,6 +150,7 @@ func (n *simNode) step(t *testing.T) (next time.Time) {
 		t.Errorf("announce: %v", err)
 	}
 	n.sent += len(body)
+	n.fresh = false
 	n.pace.Sent(now, peers)
 	n.vol.Announced(now)
 	return d.Next

@@ -218,6 +218,9 @@ func FuzzEnvelope(f *testing.F) {
 	f.Add(signRecord("testnet", record))
 	f.Add([]byte{0xa0})
 	f.Add(make([]byte, 100))
+	kept, _ := hex.DecodeString("a8" + strings.TrimPrefix(hex.EncodeToString(record), "a6") +
+		"0750" + strings.Repeat("11", renewalBytes) + "0819ea60")
+	f.Add(signRecord("testnet", kept))
 	id := seedIdentity(f, 1)
 	f.Fuzz(func(t *testing.T, raw []byte) {
 		e, err := parseEnvelope(raw)

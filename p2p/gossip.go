@@ -23,7 +23,8 @@ import (
 
 // Gossip carries envelopes to all nodes that joined a topic. Ready peers pass them on by
 // libp2p's gossipsub, and pull from each other what they missed, since gossip drops
-// silently: see gossip_pull.go.
+// silently: see gossip_pull.go. What still holds is renewed instead of said again: see
+// renewal.go and gossip_renew.go.
 //
 // Gossipsub's own signatures are off, as the envelope has one that also holds in a
 // snapshot: two would say the same and cost 110 bytes a message. What gossipsub would
