@@ -103,7 +103,7 @@ func (n *Node) openBackbone(ctx context.Context, file *modelFile) error {
 }
 
 // openComputer makes what the model is for: text, or embeddings. served is told of its
-// rows; nil: nobody is.
+// rows, in a network with a token; nil: nobody is.
 func (b *backbone) openComputer(cfg Config, served func(computed, cached int), log *slog.Logger) (err error) {
 	context := cfg.Model.Context / cfg.Model.Sequences
 	if b.file.Pooling() != gguf.NoPooling {
@@ -113,7 +113,7 @@ func (b *backbone) openComputer(cfg Config, served func(computed, cached int), l
 	}
 	var drafts *engine.Drafts
 	if b.dispatch != nil && cfg.Model.Drafts == draftsAuto {
-		drafts = &engine.Drafts{Resident: b.dispatch.Resident}
+		drafts = &engine.Drafts{Resident: b.dispatch.Resident, Paid: served != nil}
 	}
 	b.engine, err = engine.Open(engine.Config{
 		Model: b.model, Context: context, Sequences: cfg.Model.Sequences, Threads: cfg.Threads, Logger: log, Served: served, Drafts: drafts,

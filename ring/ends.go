@@ -16,6 +16,7 @@ type front struct {
 	asked    int     // the last row that wants a token is at position asked-1
 	drafting bool    // all stages can drop drafts
 	guess    draft.Drafter
+	wrong    int // drafts that were not accepted
 
 	// The round that runs: tokens drafted behind position asked-1, and when it began.
 	drafts []int32
@@ -153,6 +154,7 @@ func (st *Stage) settleLocked(s *session, drawn []int32) {
 	for n < len(f.drafts) && n < len(drawn) && f.drafts[n] == drawn[n] {
 		n++
 	}
+	f.wrong += len(f.drafts) - n
 	f.guess.Observe(len(f.drafts), n, time.Since(f.began))
 	st.count.accepted.Add(uint64(n))
 	f.began = time.Time{}

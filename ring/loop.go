@@ -7,6 +7,8 @@ import (
 	"math"
 	"slices"
 	"time"
+
+	"kvasird/ring/draft"
 )
 
 // share is one session's rows of a Decode.
@@ -326,7 +328,11 @@ func (st *Stage) fillFirstLocked(s *session, room int) {
 		f.began = time.Now() // how long a prompt takes tells nothing of a round
 	}
 	if f.drafting && n == 1 {
-		f.drafts = f.guess.Draft(f.tokens, min(room-1, s.total()-1-end))
+		most := min(room-1, s.total()-1-end)
+		if st.cfg.Allow != nil { // stages are paid for tokens
+			most = min(most, draft.Spare(end, f.wrong))
+		}
+		f.drafts = f.guess.Draft(f.tokens, most)
 	}
 	p.token = append(p.token, f.drafts...)
 	s.have = append(s.have, f.drafts...)

@@ -19,6 +19,8 @@ type Drafts struct {
 	// Least is what a round must take for drafts to be tried: quicker ones are left as they are,
 	// sums included. 0 = 10 ms.
 	Least time.Duration
+	// Paid says that who computes is paid for the tokens of answers: wrong guesses are kept few.
+	Paid bool
 }
 
 const (
@@ -142,6 +144,9 @@ func (d *drafting) plan(busy []*slot, most int) {
 			known.begun = true
 		}
 		one := draft.Guess{Most: min(most, s.g.left-1)}
+		if d.Paid {
+			one.Most = min(one.Most, draft.Spare(len(s.g.tokens), s.g.wrong))
+		}
 		if at, n := draft.LookUp(s.g.tokens); n > 0 {
 			q.class = n - draft.ShortestMatch
 			q.text = draft.Follow(q.text, s.g.tokens, at, draft.Most)

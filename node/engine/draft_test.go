@@ -335,6 +335,35 @@ func TestDraftsNotTakenBack(t *testing.T) {
 	}
 }
 
+// TestPaidDrafts: where who computes is paid for tokens only, wrong guesses stay within a quarter of
+// them; elsewhere, when rounds take long, more are worth it.
+func TestPaidDrafts(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "random.gguf")
+	if err := runtime.GenerateModel(path, ggml.GenerateConfig{Arch: "qwen3moe", Seed: 3, Experts: 16, ExpertsUsed: 4, Vocab: 512}); err != nil {
+		t.Fatal(err)
+	}
+	prompt := []int32{1, 2, 3, 4, 1, 2, 3, 4, 1, 2, 3, 4, 1, 2}
+	for _, paid := range []bool{false, true} {
+		m, f := far(t, path, 5*time.Millisecond)
+		drafts := f.always()
+		drafts.Paid = paid
+		e := open(t, Config{Model: m, Sequences: 1, Drafts: drafts})
+		req := Request{Prompt: prompt, MaxTokens: 20, Temperature: 2, Seed: 5}
+		answerOf(t, start(t, t.Context(), e, req)) // which says what experts are used
+		f.hold(1. / 4)
+		f.set(func() { f.delay = 20 * time.Millisecond })
+		before := e.Stats()
+		answer := answerOf(t, start(t, t.Context(), e, req))
+		st := e.Stats()
+		st.Drafted, st.Accepted = st.Drafted-before.Drafted, st.Accepted-before.Accepted
+		wrong, most := st.Drafted-st.Accepted, int64(len(prompt)+len(answer))/4
+		t.Logf("paid %v: %d of %d drafts accepted, %d wrong for %d tokens", paid, st.Accepted, st.Drafted, wrong, len(prompt)+len(answer))
+		if st.Drafted == 0 || (wrong <= most) != paid {
+			t.Errorf("paid %v: %d wrong guesses, the bound is %d", paid, wrong, most)
+		}
+	}
+}
+
 // TestNoDrafts: rounds that are quick, guesses that are never right and memories that take
 // nothing back have no drafts, or hardly any.
 func TestNoDrafts(t *testing.T) {

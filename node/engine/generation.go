@@ -18,6 +18,7 @@ type Generation struct {
 	left    int          // tokens that may still come
 	bias    map[int32]float32
 	guessed guessed
+	wrong   int // drafts that were not accepted
 	sampler *ggml.Sampler
 	extra   Extra
 	started time.Time

@@ -252,6 +252,7 @@ func (e *Engine) deliver(s *slot) int {
 	s.past += accepted
 	if drafted := len(s.guess.drafts); drafted > 0 {
 		e.takeBack(s)
+		g.wrong += drafted - accepted
 		e.count(func(st *Stats) { st.Accepted += int64(accepted) })
 		if accepted > 0 {
 			e.cfg.Served(accepted, 0)

@@ -147,3 +147,11 @@ func TestFollow(t *testing.T) {
 		t.Errorf("got %v, want %v", got, want)
 	}
 }
+
+func TestSpare(t *testing.T) {
+	for _, tt := range []struct{ tokens, wrong, want int }{{0, 0, 0}, {3, 0, 0}, {8, 0, 2}, {8, 2, 0}, {8, 5, 0}, {400, 30, 70}} {
+		if got := Spare(tt.tokens, tt.wrong); got != tt.want {
+			t.Errorf("%d tokens, %d wrong guesses: %d are left, want %d", tt.tokens, tt.wrong, got, tt.want)
+		}
+	}
+}

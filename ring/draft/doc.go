@@ -14,3 +14,8 @@ package draft
 
 // Most bounds the tokens that are drafted at a time.
 const Most = 16
+
+// Spare is how many guesses a request can still afford where who computes is paid for its tokens
+// and not for guesses: wrong ones stay within a quarter of its tokens, so that nobody computes
+// much for nothing, or takes its entry for one who does not pay.
+func Spare(tokens, wrong int) int { return max(tokens/4-wrong, 0) }
