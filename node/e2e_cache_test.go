@@ -75,7 +75,7 @@ func TestHotExperts(t *testing.T) {
 // TestHotExpertsAreMetered: what a backbone computes itself it is credited for, and the worker for
 // the rest.
 func TestHotExpertsAreMetered(t *testing.T) {
-	n := newNetwork(t, NewNetwork{Token: tokenSettings()})
+	n := newNetwork(t, NewNetwork{Token: deskSettings()})
 	_, args := n.cacheOf("4MB")
 	entry, _ := n.here("entry", args...)
 	n.serves(entry)
