@@ -13,8 +13,6 @@ func (d *Dispatcher) draft(p *program, call *Call) error {
 	defer d.runs.put(r)
 	r.begin(p, call)
 	r.here = r.here[:0]
-	d.held.using.RLock()
-	defer d.held.using.RUnlock()
 	r.pending = r.takeLocal(r.pending)
 	r.computeHere()
 	if r.localFailed {

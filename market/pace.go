@@ -2,6 +2,7 @@ package market
 
 import (
 	"math"
+	"slices"
 	"time"
 )
 
@@ -74,9 +75,20 @@ func (p *Pace) Next(id string, peers int, changed bool) time.Time {
 	return soon
 }
 
-// Sent tells that an announcement was published, valid for Validity(peers).
-func (p *Pace) Sent(now time.Time, peers int) {
+// Sent tells that an announcement was published, valid for Validity(peers). One of what is being
+// loaded is due again before that is taken for stalled: renewals make no lease longer.
+func (p *Pace) Sent(now time.Time, peers int, a *Announcement) {
 	p.period = AnnounceEvery(peers)
+	if a.loads() {
+		p.period = min(p.period, MaxLease/2)
+	}
 	p.sent[p.n%hurryMost] = now
 	p.n++
+}
+
+func (a *Announcement) loads() bool {
+	return slices.ContainsFunc(a.Models, func(m ModelNews) bool {
+		return slices.ContainsFunc(m.Holdings, func(h Holding) bool { return h.State == Loading }) ||
+			slices.ContainsFunc(m.Windows, func(w WindowHolding) bool { return w.State == Loading })
+	})
 }

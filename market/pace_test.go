@@ -40,7 +40,7 @@ func TestPace(t *testing.T) {
 	if due := p.Next("me", 1, false); due.After(t0) {
 		t.Error("the first is not due at once")
 	}
-	p.Sent(t0, 1)
+	p.Sent(t0, 1, &Announcement{})
 	rest := p.Next("me", 1, false).Sub(t0)
 	if rest > 30*time.Second || rest < 27*time.Second {
 		t.Errorf("the next without change after %v", rest)
@@ -55,11 +55,22 @@ func TestPace(t *testing.T) {
 	if grown := p.Next("me", 5000, false).Sub(t0); grown != rest {
 		t.Errorf("the next after the swarm grew: %v, want %v", grown, rest)
 	}
+	// What is being loaded is told again before others take it for stalled.
+	for _, m := range []ModelNews{
+		{Holdings: []Holding{{State: Serving}, {State: Loading, Lease: MaxLease}}},
+		{Windows: []WindowHolding{{State: Loading, Lease: MaxLease}}},
+	} {
+		var p Pace
+		p.Sent(t0, 5000, &Announcement{Models: []ModelNews{{}, m}})
+		if due := p.Next("me", 5000, false).Sub(t0); due > MaxLease/2 {
+			t.Errorf("a download is told again after %v, its lease is %v", due, MaxLease)
+		}
+	}
 	// Changes without end.
 	now, n := t0, 0
 	for now.Before(t0.Add(10 * time.Minute)) {
 		now = p.Next("me", 1, true)
-		p.Sent(now, 1)
+		p.Sent(now, 1, &Announcement{})
 		n++
 	}
 	if n > 10*(hurryMost+2) {

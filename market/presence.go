@@ -2,6 +2,9 @@ package market
 
 import "time"
 
+// clockSkew is by how much an author's clock may be ahead of the node's.
+const clockSkew = time.Minute
+
 // roomLocked makes room for a record, and an author of it if there is none.
 func (t *Table) roomLocked(x *author, r Record, now time.Time) (*author, error) {
 	had := 0
@@ -10,6 +13,9 @@ func (t *Table) roomLocked(x *author, r Record, now time.Time) (*author, error) 
 	}
 	if x == nil && len(t.authors) >= MaxAuthors || t.bodies-had+len(r.Body) > MaxBodies {
 		t.sweepLocked(now)
+		if x = t.authors[r.From]; x == nil {
+			had = 0
+		}
 	}
 	if x == nil && len(t.authors) >= MaxAuthors || t.bodies-had+len(r.Body) > MaxBodies {
 		return nil, refuse(Full, "%d authors, %d bytes of announcements", len(t.authors), t.bodies)
@@ -28,8 +34,8 @@ func (t *Table) roomLocked(x *author, r Record, now time.Time) (*author, error) 
 // grown to. A record that the table forgot meanwhile is taken in again. It reports whether what is
 // counted has changed.
 //
-// A renewal is as old as its instant: one from before the node saw that the author is gone does
-// not bring it back.
+// A renewal is as old as its instant, by the author's clock: one from before the node saw that the
+// author is gone, or up to a minute later, does not bring it back.
 func (t *Table) Renew(r Record, at, now time.Time) (changed bool, err error) {
 	expires := r.Issued.Add(r.Validity)
 	if !now.Before(expires) {
@@ -45,7 +51,9 @@ func (t *Table) Renew(r Record, at, now time.Time) (changed bool, err error) {
 	if x.seq != r.Seq || !expires.After(x.expires) {
 		return false, nil
 	}
-	x.forget = expires
+	if expires.After(x.forget) {
+		x.forget = expires
+	}
 	if x.present && x.next.Equal(x.expires) {
 		x.expires, x.next = expires, expires
 		t.dueLocked(expires)
@@ -53,7 +61,7 @@ func (t *Table) Renew(r Record, at, now time.Time) (changed bool, err error) {
 	}
 	t.uncountLocked(x)
 	x.expires = expires
-	x.lost = x.lost && !at.After(x.lostAt)
+	x.lost = x.lost && !at.After(x.lostAt.Add(clockSkew))
 	t.countLocked(x, now)
 	return x.present, nil
 }

@@ -37,7 +37,8 @@ func TestRenew(t *testing.T) {
 		{"back", func() bool { return renewed(t, x, 5, 150*time.Second, at(155*time.Second)) }, true, 155 * time.Second, all},
 		{"lost", func() bool { x.Lost("a", at(160*time.Second)); return false }, false, 160 * time.Second, none},
 		{"a renewal from before that", func() bool { return renewed(t, x, 5, 155*time.Second, at(161*time.Second)) }, false, 161 * time.Second, none},
-		{"a renewal from after that", func() bool { return renewed(t, x, 5, 180*time.Second, at(181*time.Second)) }, true, 181 * time.Second, all},
+		{"a renewal that a fast clock dates after that", func() bool { return renewed(t, x, 5, 210*time.Second, at(161*time.Second)) }, false, 162 * time.Second, none},
+		{"a renewal from after that", func() bool { return renewed(t, x, 5, 240*time.Second, at(241*time.Second)) }, true, 241 * time.Second, all},
 	}
 	for _, s := range steps {
 		changed := false
@@ -71,6 +72,16 @@ func TestBodiesAreBounded(t *testing.T) {
 	x.bodies = MaxBodies - len(body)
 	if _, err := x.Update(Record{"a", 1, t0, time.Minute, body}, t0); err != nil {
 		t.Fatal(err)
+	}
+	// One that is over, and swept away only now that it comes back, counts once.
+	again := Record{"a", 2, t0.Add(2 * time.Minute), time.Minute, body}
+	y := newTable(t, Policy{}, modelA, odd)
+	if _, err := y.Update(Record{"a", 1, t0, time.Minute, body}, t0); err != nil {
+		t.Fatal(err)
+	}
+	y.bodies = MaxBodies
+	if newer, err := y.Update(again, again.Issued); !newer || err != nil || y.bodies != MaxBodies || y.authors["a"] == nil {
+		t.Errorf("back: %v, %v, %d bytes are counted, %d before", newer, err, y.bodies, MaxBodies)
 	}
 	_, err := x.Update(Record{"b", 1, t0, time.Minute, body}, t0)
 	if r, ok := err.(*RefusedError); !ok || r.Reason != Full || r.AuthorsFault() {

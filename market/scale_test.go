@@ -139,7 +139,7 @@ func (s *scale) announce(n *scaleNode, peers int) {
 	s.sentBytes += len(encode(s.t, a)) + sealedMore + s.hints
 	n.seq++
 	r := Record{From: n.id, Seq: n.seq, Issued: s.now, Validity: Validity(peers)}
-	n.pace.Sent(s.now, peers)
+	n.pace.Sent(s.now, peers, a)
 	n.vol.Announced(s.now)
 	salt := s.rng.Uint64()
 	s.reach(len(hops), func(i int) int { return int(mix(salt, uint64(i)) % uint64(len(hops))) },

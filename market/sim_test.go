@@ -291,7 +291,7 @@ func (n *simNode) announce(away bool) {
 	n.seq++
 	peers := n.table.Peers(s.now)
 	r := Record{From: n.id, Seq: n.seq, Issued: s.now, Validity: Validity(peers)}
-	n.pace.Sent(s.now, peers)
+	n.pace.Sent(s.now, peers, a)
 	n.vol.Announced(s.now)
 	n.hear(r, a)
 	salt := s.rng.Uint64()

@@ -212,7 +212,7 @@ func (n *stageNode) announce(away bool) {
 	n.seq++
 	peers := n.table.Peers(s.now)
 	r := Record{From: n.id, Seq: n.seq, Issued: s.now, Validity: Validity(peers)}
-	n.pace.Sent(s.now, peers)
+	n.pace.Sent(s.now, peers, a)
 	n.stager.Announced(s.now)
 	n.hear(r, a)
 	for _, o := range s.nodes {

@@ -122,7 +122,11 @@ func (s *exchange) check(e p2p.Envelope) error {
 
 // hear takes an announcement in.
 func (s *exchange) hear(e p2p.Envelope) {
-	if newer, err := s.table.Update(recordOf(e), time.Now()); err != nil {
+	newer, err := s.table.Update(recordOf(e), time.Now())
+	if err == nil && !newer && e.Renewed > 0 { // one that had run out here, and was renewed
+		newer, err = s.table.Renew(recordOf(e), e.Issued.Add(e.Renewed), time.Now())
+	}
+	if err != nil {
 		s.log.Info("announcement refused", "peer", e.From.String(), "error", err)
 	} else if newer {
 		s.changed()
@@ -266,7 +270,7 @@ func (s *exchange) step(ctx context.Context, now time.Time) (next time.Time) {
 	}
 	s.said = still
 	s.provide(ctx, news)
-	s.pace.Sent(now, peers)
+	s.pace.Sent(now, peers, news)
 	s.volunteer.announced(now)
 	s.stager.announced(now)
 	if changed {

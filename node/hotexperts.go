@@ -186,7 +186,10 @@ func (h *hotExperts) Put(_ context.Context, layer int, ids []int32) error {
 			return err
 		}
 	}
-	return h.forget(layer, keep)
+	if err := h.forget(layer, keep); err != nil { // only their disk is not given back
+		h.log.Warn("experts that are not kept any more stay on disk", "layer", layer, "error", err)
+	}
+	return nil
 }
 
 // forget deletes what is on disk of a layer but for what is kept, is the volunteer's, or is of

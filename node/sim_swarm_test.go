@@ -142,7 +142,8 @@ func (n *simNode) step(t *testing.T) (next time.Time) {
 	}
 	m := n.say
 	m.ID, m.Shape, m.Holdings = simModel, simShape, n.vol.Holdings()[simModel]
-	body, err := (&market.Announcement{Models: []market.ModelNews{m}}).Encode()
+	a := &market.Announcement{Models: []market.ModelNews{m}}
+	body, err := a.Encode()
 	if err == nil {
 		err = n.topic.Keep(body, market.Validity(peers), market.RenewEvery(peers))
 	}
@@ -151,7 +152,7 @@ func (n *simNode) step(t *testing.T) (next time.Time) {
 	}
 	n.sent += len(body)
 	n.fresh = false
-	n.pace.Sent(now, peers)
+	n.pace.Sent(now, peers, a)
 	n.vol.Announced(now)
 	return d.Next
 }

@@ -390,7 +390,7 @@ func (t *Topic) seal(e Envelope, r renewals) ([]byte, *pubsub.Topic, error) {
 		return nil, nil, ErrTooOften
 	}
 	id := t.g.h.cfg.Identity
-	e.Topic, e.From, e.Seq, e.Issued = t.cfg.Name, id.ID(), max(uint64(now.UnixMicro()), t.seq+1), now
+	e.Topic, e.From, e.Seq, e.Issued = t.cfg.Name, id.ID(), max(uint64(now.UnixMicro()), t.seq+1), now.Round(0) // by the wall clock, which goes on while a machine sleeps
 	raw, err := id.Seal(t.g.h.cfg.Network, e)
 	if err != nil {
 		return nil, nil, err

@@ -69,15 +69,22 @@ func (t *Topic) read(src peer.ID, raw []byte, r renewal, now time.Time) (*Envelo
 		t.g.h.Blame(src, Malformed, err.Error())
 		return nil, err
 	}
+	why := ""
 	if r.n > 0 {
-		if err := e.checkRenewal(r, renewal{}, now); err != nil {
+		switch err := e.checkRenewal(r, renewal{}, now); {
+		case errors.Is(err, ErrFuture): // whose clock is wrong is not known: seldom that of who passes it on
+			why = "future"
+		case err != nil:
 			t.g.count("forged")
 			t.g.h.Blame(src, Forged, err.Error())
 			return nil, err
 		}
 		e.Renewed = time.Duration(r.n) * e.Step
 	}
-	if why := t.uselessNow(src, &e, now); why != "" {
+	if why == "" {
+		why = t.uselessNow(src, &e, now)
+	}
+	if why != "" {
 		t.ignore(why)
 		if !t.g.useless.allow(src, now) {
 			t.g.h.Blame(src, Flood, "envelopes that are no news: "+why)
@@ -206,6 +213,9 @@ func (t *Topic) keep(src peer.ID, e *Envelope, raw []byte, r renewal, valid bool
 		t.setLocked(a, nil, nil)
 	}
 	a.seq, a.issued, a.last, a.wrong = e.Seq, e.Issued, r, !valid
+	if valid && r.n > 0 { // the mesh will not carry it any more
+		t.fresh[e.From] = src
+	}
 	return true
 }
 
