@@ -85,9 +85,11 @@ func TestCancelledAndExpired(t *testing.T) {
 	if f := s.must(frameReply); f.ID != 4 {
 		t.Errorf("reply to %d, want 4", f.ID)
 	}
-	if rows := p.worker.Stats().Rows; len(rows) != 1 || rows[0] != (LayerRows{0, 2}) {
-		t.Errorf("rows computed: %v, want 2 of layer 0", rows)
-	}
+	busy.must(frameReply) // after which its row is counted
+	within(t, patient, "2 rows of layer 0 are counted", func() bool {
+		rows := p.worker.Stats().Rows
+		return len(rows) == 1 && rows[0] == LayerRows{0, 2}
+	})
 }
 
 // TestWorkerClose answers what it has, and sends the dispatcher elsewhere without an error.
