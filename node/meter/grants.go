@@ -221,6 +221,9 @@ func (g *Grants) payLocked(l *lending, a *allowance, st *standing, c cost, need 
 		p.left[c.part] -= k
 		p.presenter(a.node).spent += int64(k * c.worth)
 		st.balance += int64(k * c.worth)
+		if p.concluded {
+			st.late += int64(k * c.worth)
+		}
 	}
 	if need == 0 {
 		return

@@ -244,6 +244,30 @@ func TestLiarIsCutOff(t *testing.T) {
 	}
 }
 
+// TestOneFailureIsForgiven: an entry whose requests are credited is believed after one with a long
+// prompt failed, though it takes many to make up for that.
+func TestOneFailureIsForgiven(t *testing.T) {
+	d, g := newTill(t)
+	rows := g.Window(testModel(), wholeModel, true, false)
+	for request := range 80 {
+		n := 500
+		if request == 30 {
+			n = 30_000
+		}
+		p := d.shows(g, "entry", request, uint64(n))
+		if err := rows(peerOf("entry"), n); err != nil {
+			t.Fatalf("request %d: %v", request, err)
+		}
+		d.settled[p.Request] = uint64(n) * uint64(settle.Whole)
+		if request == 30 {
+			d.settled[p.Request] = 0
+		}
+		if err := g.AskNow(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
 // TestUncreditedIsBounded: so much is computed for passes before it is known what they credit.
 func TestUncreditedIsBounded(t *testing.T) {
 	d, g := newTill(t)

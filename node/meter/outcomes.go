@@ -50,7 +50,9 @@ type standing struct {
 	credited int64     // in all
 	balance  int64     // computed by passes, less twice what was credited, at least -mostAhead
 	open     int64     // what passes allow whose outcome is not known
-	bad      int       // requests that ended since balance - open was 0 or less
+	late     int64     // computed by passes whose outcome was known, since one became known
+	bad      int       // requests that credited too little since balance - open was 0 or less
+	owed     int64     // balance - open at the last of them
 	strikes  int
 	until    time.Time // it is doubted
 }
@@ -166,31 +168,39 @@ func (g *Grants) concludeLocked(p *grant, credited int64) {
 	p.concluded = true
 	for _, by := range p.by {
 		by.st.open -= p.worth
-		if by.st.judge(min(credited, p.worth), g.cfg.Now()) {
+		if by.st.judge(by.spent, min(credited, p.worth), g.cfg.Now()) {
 			g.cfg.Logger.Warn("passes that a node shows are not believed for a while: most of what was computed by them was not credited",
 				"peer", p2p.PeerOf(by.node).String(), "until", by.st.until)
 		}
 	}
 }
 
-// judge takes in what a pass credited that is open no more, and says whether it was one too many.
-func (st *standing) judge(credited int64, now time.Time) bool {
+// judge takes in what a pass credited that is open no more, and says whether it was one too many. One
+// that credited half of what was computed by it, or after which no more is owed than before, is none:
+// what is owed already was judged.
+func (st *standing) judge(spent, credited int64, now time.Time) bool {
 	const ahead = -mostAhead * int64(settle.Whole)
 	if credited > 0 {
 		st.settled++
 	}
 	st.credited = min(st.credited+credited, 1<<60)
 	st.balance = max(st.balance-2*credited, ahead)
-	if st.balance <= st.open {
-		if st.bad = 0; st.balance == ahead {
+	spent, st.late = spent+st.late, 0
+	owed := st.balance - st.open
+	if owed <= 0 {
+		if st.bad, st.owed = 0, 0; st.balance == ahead {
 			st.strikes = 0
 		}
 		return false
 	}
+	if 2*credited >= spent || owed <= st.owed {
+		return false
+	}
+	st.owed = owed
 	if st.bad++; st.bad < judgedPasses {
 		return false
 	}
 	st.until = now.Add(min(doubtMost, doubtTime<<min(st.strikes, 16)))
-	st.strikes, st.balance, st.bad = st.strikes+1, 0, 0
+	st.strikes, st.balance, st.bad, st.owed = st.strikes+1, 0, 0, 0
 	return true
 }
