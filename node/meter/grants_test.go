@@ -268,6 +268,94 @@ func TestOneFailureIsForgiven(t *testing.T) {
 	}
 }
 
+// TestLiarBlamesNobodyElse: an entry that lends a carrier what is never credited is refused there, and
+// the carrier's own passes and those that others lend it are taken and used.
+func TestLiarBlamesNobodyElse(t *testing.T) {
+	d, g := newTill(t)
+	rows := g.Window(testModel(), wholeModel, true, false)
+	lends := func(entry string, request int) (settle.Pass, error) {
+		p, record := d.pass(entry, request, 1000)
+		to := "carrier"
+		if entry == to {
+			to = "worker"
+		}
+		_, err := g.Take(peerOf("carrier"), record, p.Lend(keyOf(entry), node(to)))
+		return p, err
+	}
+	for request := range judgedPasses {
+		p, err := lends("liar", request)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := rows(peerOf("carrier"), 1500); err != nil {
+			t.Fatal(err)
+		}
+		d.settled[p.Request] = 0
+		if err := g.AskNow(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := lends("liar", 100); !errors.Is(err, errDoubted) {
+		t.Errorf("the liar is believed: %v", err)
+	}
+	for i, entry := range []string{"carrier", "honest"} {
+		p, err := lends(entry, 200+i)
+		if err != nil {
+			t.Fatalf("%s: %v", entry, err)
+		}
+		if err := rows(peerOf("carrier"), 1000); err != nil {
+			t.Errorf("%s: %v", entry, err)
+		}
+		d.settled[p.Request] = 1000 * uint64(settle.Whole)
+	}
+	if err := g.AskNow(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if st := g.standings[shower{node("carrier"), node("carrier")}]; st.requests() != 2 {
+		t.Errorf("the carrier is known by %d requests, want its own and the one lent", st.requests())
+	}
+}
+
+// TestStandingsAreKept: one pass that is lent to many makes few standings, and what says something of
+// a node stays when many come of which nothing is known.
+func TestStandingsAreKept(t *testing.T) {
+	d, g := newTill(t)
+	g.Pairs(testModel())
+	p := d.shows(g, "honest", 1, 100)
+	d.settled[p.Request] = 100 * uint64(settle.Whole)
+	if err := g.AskNow(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	p, record := d.pass("liar", 2, 100)
+	for i := range 4 * mostPresenters {
+		d.now = d.now.Add(time.Second)
+		by := "key " + string(rune('a'+i))
+		g.Take(peerOf(by), record, p.Lend(keyOf("liar"), node(by)))
+	}
+	if n := len(g.standings); n != 1+mostPresenters {
+		t.Errorf("%d standings by one pass", n-1)
+	}
+	for i := range mostStandings {
+		n := settle.Node{1, byte(i), byte(i >> 8)}
+		g.standingLocked(shower{n, n}, d.now.Add(time.Second))
+	}
+	if st := g.standings[shower{node("honest"), node("honest")}]; st.requests() != 1 || len(g.standings) != mostStandings {
+		t.Errorf("%d standings, that of a credited one is %+v", len(g.standings), st)
+	}
+	for i := range 2 * mostLenders {
+		g.standingLocked(shower{node("carrier"), settle.Node{2, byte(i)}}, d.now.Add(time.Minute))
+	}
+	n := 0
+	for who := range g.standings {
+		if who.node == node("carrier") {
+			n++
+		}
+	}
+	if n != mostLenders {
+		t.Errorf("%d standings of one carrier", n)
+	}
+}
+
 // TestUncreditedIsBounded: so much is computed for passes before it is known what they credit.
 func TestUncreditedIsBounded(t *testing.T) {
 	d, g := newTill(t)
@@ -340,8 +428,10 @@ func TestHonestIsNeverRefused(t *testing.T) {
 				}
 			}
 		}
-		if st := g.standings[node(by)]; st.strikes > 0 || st.settled == 0 || d.asked == 0 {
-			t.Errorf("seed %d: %+v", seed, st)
+		for _, entry := range entries {
+			if st := g.standings[shower{node(by), node(entry)}]; st.strikes > 0 || st.settled == 0 || d.asked == 0 {
+				t.Errorf("seed %d: %s: %+v", seed, entry, st)
+			}
 		}
 	}
 }
