@@ -26,6 +26,9 @@ const (
 	strangers      = 4096
 	mostPasses     = 8192
 	mostPresenters = 8 // of a pass: its entry, and those that it lent it to
+	// mostOpen bounds what passes allow whose outcome is not known, of one standing: that of 90 of the
+	// largest ones.
+	mostOpen = 1 << 62
 	// clockSkew is how far clocks of the settlement and of this node may differ.
 	clockSkew = 10 * time.Minute
 )
@@ -382,21 +385,26 @@ func (g *Grants) takeLocked(peerID string, by settle.Node, p settle.Pass) error 
 		return fmt.Errorf("nothing of model %s is computed here", p.Model)
 	}
 	who := shower{by, p.Entry}
-	if g.standings[who].doubted(now) {
-		return errDoubted
-	}
+	known := g.standings[who]
 	one := g.passes[p.Request]
 	switch {
+	case known.doubted(now):
+		return errDoubted
 	case one == nil:
-		g.makeRoomLocked(len(l.model.parts))
 		one = l.grant(p, now)
-		g.passes[p.Request] = one
 	case p.Entry != one.pass.Entry || p.Model != one.pass.Model:
 		return errors.New("the request has another pass")
 	case one.presenter(by) != nil:
 		return nil
 	case len(one.by) >= mostPresenters:
 		return fmt.Errorf("%d others showed this pass", mostPresenters)
+	}
+	if known != nil && known.open > mostOpen-one.worth {
+		return errors.New("the passes whose outcome is not known allow too much: wait for some to end")
+	}
+	if g.passes[p.Request] == nil {
+		g.makeRoomLocked(len(l.model.parts))
+		g.passes[p.Request] = one
 	}
 	as := &presenter{st: g.standingLocked(who, now), node: by}
 	one.by = append(one.by, as)
@@ -415,7 +423,7 @@ func (g *Grants) takeLocked(peerID string, by settle.Node, p settle.Pass) error 
 func (l *lending) grant(p settle.Pass, now time.Time) *grant {
 	one := &grant{pass: p, at: now}
 	for i, part := range l.model.parts {
-		units := min(p.Tokens, mostTokens) * part.PerToken * passPPM / settle.PPM
+		units := p.Tokens * part.PerToken * passPPM / settle.PPM // below 2⁵⁶: 2²⁵ tokens, 2¹⁰ of each
 		one.left, one.worth = append(one.left, units), one.worth+int64(units*l.worth[i])
 	}
 	return one

@@ -150,6 +150,34 @@ func TestPassAllows(t *testing.T) {
 	}
 }
 
+// TestLargePass: as much can be computed by a pass as one can be for, and it is not too much for what
+// is kept of all.
+func TestLargePass(t *testing.T) {
+	d, g := newTill(t)
+	rows := g.Window(testModel(), wholeModel, true, false)
+	d.shows(g, "entry", 1, 250_000)
+	if err := rows(peerOf("entry"), 375_000); err != nil {
+		t.Error(err)
+	}
+	if err := rows(peerOf("entry"), 1); !errors.Is(err, errNoPass) {
+		t.Errorf("more than half above its tokens: %v", err)
+	}
+	refused := 0
+	for request := range 100 {
+		p, record := d.pass("large", 2+request, 2*settle.MaxTokens)
+		_, err := g.Take(peerOf("large"), record, p.Lend(keyOf("large"), node("worker")))
+		if err != nil && !strings.Contains(err.Error(), "allow too much") {
+			t.Fatal(err)
+		}
+		if err != nil {
+			refused++
+		}
+	}
+	if st := g.standings[shower{node("large"), node("large")}]; refused == 0 || refused > 20 || st.open <= 0 || len(g.passes) != 101-refused {
+		t.Errorf("%d refused, %d open, %d passes", refused, st.open, len(g.passes))
+	}
+}
+
 func TestTakeRefuses(t *testing.T) {
 	d, g := newTill(t)
 	g.Pairs(testModel())
