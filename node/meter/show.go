@@ -17,6 +17,8 @@ const (
 	showTime = 3 * time.Second
 	// mostShown bounds the passes that are remembered, to be shown to who asks for them.
 	mostShown = 1024
+	// mostShownOn bounds the passes of one entry that are shown on in a minute.
+	mostShownOn, shownOnIn = 512, time.Minute
 )
 
 // shown is a pass of a request that runs, of this node or lent to it.
@@ -30,7 +32,9 @@ type shown struct {
 type showing struct {
 	mu    sync.Mutex // guards what follows
 	list  []*shown
-	peers map[string]bool // that are being shown what runs
+	peers map[string]bool     // that are being shown what runs
+	on    map[settle.Node]int // passes that were shown on, by entry
+	since time.Time           // that on counts
 }
 
 // Show shows the pass of a request of this node to those who will compute for it, and waits until
@@ -122,12 +126,45 @@ func (m *Meter) take(peerID string, s show) error {
 		if len(peers) == 0 {
 			continue
 		}
-		for _, one := range list {
-			m.running.add(one, m.cfg.Now())
+		fresh, err := m.running.addLent(list, m.cfg.Now())
+		if err != nil {
+			errs = append(errs, err)
 		}
-		m.showAll(context.Background(), peers, list, showTime/2)
+		if len(fresh) > 0 {
+			m.showAll(context.Background(), peers, fresh, showTime/2)
+		}
 	}
 	return errors.Join(errs...)
+}
+
+// addLent remembers passes of one entry, and returns those that were not known. Error: there are too
+// many of them now.
+func (r *showing) addLent(list []*shown, now time.Time) (fresh []*shown, err error) {
+	for _, one := range list {
+		if !r.countOn(one.pass.Entry, now, 0) {
+			return fresh, fmt.Errorf("%d passes of %s were shown on in %v: show the others later", mostShownOn, one.pass.Entry, shownOnIn)
+		}
+		if r.add(one, now) {
+			r.countOn(one.pass.Entry, now, 1)
+			fresh = append(fresh, one)
+		}
+	}
+	return fresh, nil
+}
+
+// countOn counts passes of an entry that are shown on; false: there were too many before.
+func (r *showing) countOn(entry settle.Node, now time.Time, n int) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if now.Sub(r.since) >= shownOnIn {
+		clear(r.on)
+		r.since = now
+	}
+	if r.on[entry] >= mostShownOn {
+		return false
+	}
+	r.on[entry] += n
+	return true
 }
 
 // add remembers a pass, in place of the oldest where there are many; false: it is there.

@@ -106,6 +106,44 @@ func TestPassesAreShown(t *testing.T) {
 	}
 }
 
+// TestShownOnOnce: a carrier shows a pass to its workers once, however often an entry shows it, and so
+// many of an entry in a minute at most.
+func TestShownOnOnce(t *testing.T) {
+	w := newTown(t, map[string][]string{"carrier": {"w1"}}, "entry", "carrier", "w1")
+	shows := func(from, count int) (err error) {
+		var s show
+		for i := range count {
+			p, record := w.till.pass("entry", from+i, 100)
+			s.Passes = append(s.Passes, lentPass{record, p.Lend(keyOf("entry"), node("carrier"))})
+		}
+		return w.meters["carrier"].take(peerOf("entry"), s)
+	}
+	dials := func() int {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		return len(w.dials)
+	}
+	for range 3 {
+		if err := shows(0, 2); err != nil || dials() != 1 {
+			t.Errorf("%v, shown on %d times", err, dials())
+		}
+	}
+	for from := 2; from+mostLent <= mostShownOn; from += mostLent {
+		if err := shows(from, mostLent); err != nil {
+			t.Fatal(err)
+		}
+	}
+	shows(mostShownOn-mostLent, mostLent)
+	before := dials()
+	if err := shows(mostShownOn, 2); err == nil || !strings.Contains(err.Error(), "show the others later") || dials() != before {
+		t.Errorf("too many: %v, shown on %d times more", err, dials()-before)
+	}
+	w.till.now = w.till.now.Add(shownOnIn)
+	if err := shows(mostShownOn, 2); err != nil || dials() != before+1 {
+		t.Errorf("a minute later: %v", err)
+	}
+}
+
 // TestShowBytes: the frame has one encoding.
 func TestShowBytes(t *testing.T) {
 	s := show{Version: version, Passes: []lentPass{{[]byte{7}, settle.Signature{8}}}}
