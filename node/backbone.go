@@ -44,7 +44,7 @@ type backbone struct {
 	lent func(entry string, rows int)
 	// allows says why rows of an answer for another node are not computed; may be nil.
 	allows func(entry string, rows int) error
-	show   func(ctx context.Context, peers []string) // that ctx is of a paid request
+	show   func(ctx context.Context, peers []string, needed bool) // that ctx is of a paid request
 }
 
 // computer is what answers of a backbone are computed by.
@@ -395,7 +395,7 @@ func (d engineDoor) StartExtra(ctx context.Context, req gateway.Request, extra g
 func (b *backbone) begin(ctx context.Context) {
 	if paid, ok := pay.From(ctx); ok && b.dispatch != nil {
 		b.dispatch.drawFor(ctx, paid)
-		b.show(ctx, b.dispatch.connectedPeers())
+		b.show(ctx, b.dispatch.connectedPeers(), false)
 	}
 }
 

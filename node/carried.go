@@ -212,7 +212,7 @@ func (n *Node) dialCarried(ctx context.Context, name string) (carry.Conn, error)
 	if err != nil {
 		return nil, err
 	}
-	n.metering.show(ctx, []string{name})
+	n.metering.show(ctx, []string{name}, true)
 	return n.host.OpenStream(ctx, id, carry.Protocol)
 }
 

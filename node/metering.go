@@ -72,6 +72,7 @@ func (n *Node) serveMetering() error {
 		return nil
 	}
 	m.host = n.host
+	n.onStop(m.Close)
 	return n.host.HandleStream(meter.Protocol, func(p *p2p.Peer, c p2p.Conn) {
 		err := n.admit(p.ID)
 		if err == nil {

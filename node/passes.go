@@ -51,13 +51,14 @@ func (d *dispatchPart) connectedPeers() (peers []string) {
 	return peers
 }
 
-// show shows those who will compute that the request which ctx is of is paid, if it is.
-func (m *metering) show(ctx context.Context, peers []string) {
+// show shows those who will compute that the request which ctx is of is paid, if it is. It waits longer
+// where each of them is needed.
+func (m *metering) show(ctx context.Context, peers []string, needed bool) {
 	if m == nil || len(peers) == 0 {
 		return
 	}
 	if paid, ok := pay.From(ctx); ok && len(paid.Pass) > 0 {
-		m.Show(ctx, paid.Pass, peers)
+		m.Show(ctx, paid.Pass, peers, needed)
 	}
 }
 

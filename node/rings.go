@@ -344,7 +344,7 @@ func (m *ringModel) replan(old ring.Chain) ring.Replan {
 		next, err := replanned(m.query, old, lost)
 		if err == nil {
 			old = next
-			m.rings.node.metering.show(ctx, peersOf(next))
+			m.rings.node.metering.show(ctx, peersOf(next), true)
 		}
 		return next, err
 	}
@@ -448,7 +448,7 @@ func (m *ringModel) around(ctx context.Context, req engine.Request, extra engine
 	if err != nil {
 		return nil, ringError(err)
 	}
-	m.rings.node.metering.show(ctx, peersOf(chain))
+	m.rings.node.metering.show(ctx, peersOf(chain), true)
 	s, err := m.entry.Open(ctx, chain, ring.Request{Tokens: req.Prompt, MaxTokens: room, Sampling: samplingOf(req, extra)}, m.replan(chain))
 	if err != nil {
 		return nil, ringError(err)

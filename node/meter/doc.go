@@ -18,8 +18,8 @@
 //
 // Nothing is computed for a peer beyond what it showed to be paid (Grants): an entry shows the passes
 // of its requests to those who compute, and a node that they are lent to shows them to its own
-// workers. What passes credited is asked for later, and who shows passes that credit less than half
-// of what was computed by them is not believed for a while.
+// workers. What passes credited is asked for later, and an entry's passes that credit less than half
+// of what was computed by them are not believed for a while, from who showed them.
 //
 // Invariants:
 //   - a draw of T tokens takes at most T · PerToken units of a part, from all together,
@@ -38,5 +38,5 @@
 // not accepted make up for it. A stage is counted whole rows of its window.
 //
 // Concurrency: everything is safe for concurrent use. Counting holds one lock for some
-// additions and waits for nobody.
+// additions and waits for nobody. Passes are shown in the background, until Meter.Close.
 package meter

@@ -26,6 +26,9 @@ const (
 	strangers      = 4096
 	mostPasses     = 8192
 	mostPresenters = 8 // of a pass: its entry, and those that it lent it to
+	// mostOpen bounds what passes allow whose outcome is not known, of one standing: that of 90 of the
+	// largest ones.
+	mostOpen = 1 << 62
 	// clockSkew is how far clocks of the settlement and of this node may differ.
 	clockSkew = 10 * time.Minute
 )
@@ -58,7 +61,7 @@ type Grants struct {
 	mu        sync.Mutex // guards what follows
 	models    map[string]*lending
 	passes    map[settle.QuoteID]*grant
-	standings map[settle.Node]*standing // of those who show passes
+	standings map[shower]*standing // of those who show passes
 }
 
 // lending is a model that something is computed of.
@@ -79,10 +82,10 @@ type window struct {
 // allowance is what a peer may have computed.
 type allowance struct {
 	node settle.Node
-	st   *standing // nil: it showed no pass yet
+	st   *standing // by its own passes; nil: it showed none yet
 	window
 	last   time.Time // that something was asked
-	grants []*grant  // that it showed, by their end
+	grants []held    // that it showed, by their end
 	begin  []int     // of grants, by part: those before have nothing left
 }
 
@@ -98,9 +101,15 @@ type grant struct {
 
 // presenter is who showed a pass, and what was computed for it by that.
 type presenter struct {
-	st    *standing
+	st    *standing // that it began with
 	node  settle.Node
 	spent int64 // worth
+}
+
+// held is a grant, and as whom a peer has it.
+type held struct {
+	*grant
+	as *presenter
 }
 
 // cost is what a row or a pair takes of a part.
@@ -120,7 +129,7 @@ func NewGrants(cfg GrantsConfig) (*Grants, error) {
 	if cfg.Now == nil {
 		cfg.Now = time.Now
 	}
-	return &Grants{cfg: cfg, models: map[string]*lending{}, passes: map[settle.QuoteID]*grant{}, standings: map[settle.Node]*standing{}}, nil
+	return &Grants{cfg: cfg, models: map[string]*lending{}, passes: map[settle.QuoteID]*grant{}, standings: map[shower]*standing{}}, nil
 }
 
 // lend is what is computed of a model, from now on.
@@ -189,52 +198,55 @@ func (g *Grants) spend(l *lending, peerID string, costs []cost, n uint64, free b
 		return nil
 	}
 	if a.st == nil {
-		a.st = g.standings[a.node]
+		a.st = g.standings[shower{a.node, a.node}]
 	}
-	st := a.st
-	if st.doubted(now) {
+	if a.st.doubted(now) {
 		return errDoubted
 	}
 	a.expire(now)
 	for _, c := range costs {
-		if need := n * c.units; l.model.counted(c.part) && a.granted(c.part, need, now) < need && (!free || !g.freeLocked(l, a, st, c.part, need, now)) {
+		if need := n * c.units; l.model.counted(c.part) && a.granted(c.part, need, now) < need && (!free || !g.freeLocked(l, a, c.part, need, now)) {
 			return errNoPass
 		}
 	}
 	for _, c := range costs {
 		if l.model.counted(c.part) {
-			g.payLocked(l, a, st, c, n*c.units, now)
+			g.payLocked(l, a, c, n*c.units, now)
 		}
 	}
 	return nil
 }
 
 // payLocked takes units of a part out of grants, those that end first, and then of the window.
-func (g *Grants) payLocked(l *lending, a *allowance, st *standing, c cost, need uint64, now time.Time) {
+func (g *Grants) payLocked(l *lending, a *allowance, c cost, need uint64, now time.Time) {
 	for i := a.begin[c.part]; i < len(a.grants) && need > 0; i++ {
 		p := a.grants[i]
+		st := p.as.st
 		if !st.usable(now) {
-			break
+			continue
 		}
 		k := min(need, p.left[c.part])
 		need -= k
 		p.left[c.part] -= k
-		p.presenter(a.node).spent += int64(k * c.worth)
+		p.as.spent += int64(k * c.worth)
 		st.balance += int64(k * c.worth)
+		if p.concluded {
+			st.late += int64(k * c.worth)
+		}
 	}
 	if need == 0 {
 		return
 	}
 	a.used[c.part] += need
-	if st.stranger() {
+	if a.st.stranger() {
 		l.strangers.used[c.part] += need
 	}
 }
 
 // freeLocked is whether there is enough of a part with what a peer may have without a pass.
-func (g *Grants) freeLocked(l *lending, a *allowance, st *standing, part int, need uint64, now time.Time) bool {
-	room := a.room(part, l.free(part, g.cfg.Params.Window(st.requests())), now)
-	if st.stranger() {
+func (g *Grants) freeLocked(l *lending, a *allowance, part int, need uint64, now time.Time) bool {
+	room := a.room(part, l.free(part, g.cfg.Params.Window(a.st.requests())), now)
+	if a.st.stranger() {
 		room = min(room, l.strangers.room(part, l.free(part, strangers), now))
 	}
 	return a.granted(part, need, now)+room >= need
@@ -258,7 +270,7 @@ func (a *allowance) remove(i int) {
 }
 
 // add puts a grant in its place.
-func (a *allowance) add(p *grant) {
+func (a *allowance) add(p held) {
 	i := len(a.grants)
 	for i > 0 && a.grants[i-1].pass.Expires > p.pass.Expires {
 		i--
@@ -275,8 +287,10 @@ func (a *allowance) granted(part int, need uint64, now time.Time) (sum uint64) {
 	for i < len(a.grants) && a.grants[i].left[part] == 0 {
 		i++
 	}
-	for a.begin[part] = i; i < len(a.grants) && sum < need && a.st.usable(now); i++ {
-		sum += a.grants[i].left[part]
+	for a.begin[part] = i; i < len(a.grants) && sum < need; i++ {
+		if p := a.grants[i]; p.as.st.usable(now) {
+			sum += p.left[part]
+		}
 	}
 	return sum
 }
@@ -370,21 +384,14 @@ func (g *Grants) takeLocked(peerID string, by settle.Node, p settle.Pass) error 
 	if l == nil {
 		return fmt.Errorf("nothing of model %s is computed here", p.Model)
 	}
-	st := g.standingLocked(by, now)
-	if st.doubted(now) {
-		return errDoubted
-	}
+	who := shower{by, p.Entry}
+	known := g.standings[who]
 	one := g.passes[p.Request]
-	if one == nil {
-		g.makeRoomLocked(len(l.model.parts))
-		one = &grant{pass: p, at: now}
-		for i, part := range l.model.parts {
-			units := min(p.Tokens, mostTokens) * part.PerToken * passPPM / settle.PPM
-			one.left, one.worth = append(one.left, units), one.worth+int64(units*l.worth[i])
-		}
-		g.passes[p.Request] = one
-	}
 	switch {
+	case known.doubted(now):
+		return errDoubted
+	case one == nil:
+		one = l.grant(p, now)
 	case p.Entry != one.pass.Entry || p.Model != one.pass.Model:
 		return errors.New("the request has another pass")
 	case one.presenter(by) != nil:
@@ -392,14 +399,34 @@ func (g *Grants) takeLocked(peerID string, by settle.Node, p settle.Pass) error 
 	case len(one.by) >= mostPresenters:
 		return fmt.Errorf("%d others showed this pass", mostPresenters)
 	}
-	one.by = append(one.by, &presenter{st: st, node: by})
+	if known != nil && known.open > mostOpen-one.worth {
+		return errors.New("the passes whose outcome is not known allow too much: wait for some to end")
+	}
+	if g.passes[p.Request] == nil {
+		g.makeRoomLocked(len(l.model.parts))
+		g.passes[p.Request] = one
+	}
+	as := &presenter{st: g.standingLocked(who, now), node: by}
+	one.by = append(one.by, as)
 	if !one.concluded {
-		st.open += one.worth
+		as.st.open += one.worth
 	}
 	a := l.open(peerID, now)
-	a.st = st
-	a.add(one)
+	if by == p.Entry {
+		a.st = as.st
+	}
+	a.add(held{one, as})
 	return nil
+}
+
+// grant is all that a pass allows.
+func (l *lending) grant(p settle.Pass, now time.Time) *grant {
+	one := &grant{pass: p, at: now}
+	for i, part := range l.model.parts {
+		units := p.Tokens * part.PerToken * passPPM / settle.PPM // below 2⁵⁶: 2²⁵ tokens, 2¹⁰ of each
+		one.left, one.worth = append(one.left, units), one.worth+int64(units*l.worth[i])
+	}
+	return one
 }
 
 // presenter is a node as one that showed the pass; nil: it did not.
@@ -445,7 +472,7 @@ func (g *Grants) forgetLocked(p *grant) {
 		}
 	}
 	for _, a := range g.models[p.pass.Model].peers {
-		if i := slices.Index(a.grants, p); i >= 0 {
+		if i := slices.IndexFunc(a.grants, func(h held) bool { return h.grant == p }); i >= 0 {
 			a.remove(i)
 		}
 	}

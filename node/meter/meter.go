@@ -40,7 +40,7 @@ type Config struct {
 type Meter struct {
 	cfg     Config
 	self    settle.Node
-	running showing
+	running *showing
 
 	mu    sync.Mutex // guards what follows
 	pools map[string]*Pool
@@ -64,7 +64,7 @@ func New(cfg Config) (*Meter, error) {
 	if cfg.Now == nil {
 		cfg.Now = time.Now
 	}
-	return &Meter{cfg: cfg, self: cfg.Signer.self, running: showing{peers: map[string]bool{}}, pools: map[string]*Pool{},
+	return &Meter{cfg: cfg, self: cfg.Signer.self, running: newShowing(), pools: map[string]*Pool{},
 		told: divisions{by: map[asked]*told{}}}, nil
 }
 

@@ -28,8 +28,13 @@ const (
 	// keptUnknown is how long a pass whose outcome nobody says is kept after its end.
 	keptUnknown = time.Hour
 
-	mostStandings = 4096
+	// mostStandings bounds what is known of all, and mostLenders that of one node by the passes of others.
+	mostStandings, mostLenders = 4096, 64
 )
+
+// shower is who shows passes, and whose: its own, or those that an entry lends it. Each is judged
+// apart, so that an entry that lends what will not be credited is alone refused for it.
+type shower struct{ node, entry settle.Node }
 
 // Credit is what came of a request: whether it is settled, and what this node was credited, in
 // billionths of a token of the whole model.
@@ -43,14 +48,16 @@ type Credit struct {
 //
 // Which work was for which pass is not known where requests run together, but for all of them it
 // is: of passes whose outcome is known, at least balance − open more was computed than twice what
-// they credited. So it is who shows a pass that is judged, be it the entry or a node that it lent it to.
+// they credited. So it is not passes that are judged, but all that a node shows of an entry.
 type standing struct {
 	at       time.Time // when something was shown last
 	settled  uint64    // requests that credited something
 	credited int64     // in all
 	balance  int64     // computed by passes, less twice what was credited, at least -mostAhead
 	open     int64     // what passes allow whose outcome is not known
-	bad      int       // requests that ended since balance - open was 0 or less
+	late     int64     // computed by passes whose outcome was known, since one became known
+	bad      int       // requests that credited too little since balance - open was 0 or less
+	owed     int64     // balance - open at the last of them
 	strikes  int
 	until    time.Time // it is doubted
 }
@@ -71,30 +78,44 @@ func (st *standing) requests() uint64 {
 	return st.settled
 }
 
-// standingLocked is that of a node, in place of the one that showed nothing for longest.
-func (g *Grants) standingLocked(n settle.Node, now time.Time) *standing {
-	st := g.standings[n]
+// standingLocked is that of who shows passes, in place of another one where there are too many.
+func (g *Grants) standingLocked(who shower, now time.Time) *standing {
+	st := g.standings[who]
 	if st == nil {
-		if len(g.standings) >= mostStandings {
-			g.dropStandingLocked()
+		lent := func(o shower) bool { return o.node == who.node && o.entry != o.node }
+		if who.entry != who.node {
+			g.dropStandingLocked(mostLenders, lent)
 		}
+		g.dropStandingLocked(mostStandings, func(shower) bool { return true })
 		st = &standing{}
-		g.standings[n] = st
+		g.standings[who] = st
 	}
 	st.at = now
 	return st
 }
 
-func (g *Grants) dropStandingLocked() {
-	var name settle.Node
-	var oldest *standing
-	for n, st := range g.standings {
-		if oldest == nil || st.at.Before(oldest.at) {
-			name, oldest = n, st
+// dropStandingLocked forgets one of some standings where there are as many as may be: one that says
+// nothing, if there is, and that by which nothing was shown for longest.
+func (g *Grants) dropStandingLocked(most int, of func(shower) bool) {
+	n := 0
+	var name shower
+	var least *standing
+	for who, st := range g.standings {
+		if !of(who) {
+			continue
+		}
+		n++
+		if least == nil || !st.says() && least.says() || st.says() == least.says() && st.at.Before(least.at) {
+			name, least = who, st
 		}
 	}
-	delete(g.standings, name)
+	if n >= most {
+		delete(g.standings, name)
+	}
 }
+
+// says is whether anything was credited, or doubted.
+func (st *standing) says() bool { return st.settled > 0 || st.bad > 0 || st.strikes > 0 }
 
 // Run asks now and then what came of passes by which something was computed, until ctx ends.
 func (g *Grants) Run(ctx context.Context) error {
@@ -166,31 +187,42 @@ func (g *Grants) concludeLocked(p *grant, credited int64) {
 	p.concluded = true
 	for _, by := range p.by {
 		by.st.open -= p.worth
-		if by.st.judge(min(credited, p.worth), g.cfg.Now()) {
+		if own := (shower{by.node, by.node}); credited > 0 && by.node != p.pass.Entry {
+			g.standingLocked(own, g.cfg.Now()).settled++ // it has the window of who is known
+		}
+		if by.st.judge(by.spent, min(credited, p.worth), g.cfg.Now()) {
 			g.cfg.Logger.Warn("passes that a node shows are not believed for a while: most of what was computed by them was not credited",
-				"peer", p2p.PeerOf(by.node).String(), "until", by.st.until)
+				"peer", p2p.PeerOf(by.node).String(), "entry", p.pass.Entry.String(), "until", by.st.until)
 		}
 	}
 }
 
-// judge takes in what a pass credited that is open no more, and says whether it was one too many.
-func (st *standing) judge(credited int64, now time.Time) bool {
+// judge takes in what a pass credited that is open no more, and says whether it was one too many. One
+// that credited half of what was computed by it, or after which no more is owed than before, is none:
+// what is owed already was judged.
+func (st *standing) judge(spent, credited int64, now time.Time) bool {
 	const ahead = -mostAhead * int64(settle.Whole)
 	if credited > 0 {
 		st.settled++
 	}
 	st.credited = min(st.credited+credited, 1<<60)
 	st.balance = max(st.balance-2*credited, ahead)
-	if st.balance <= st.open {
-		if st.bad = 0; st.balance == ahead {
+	spent, st.late = spent+st.late, 0
+	owed := st.balance - st.open
+	if owed <= 0 {
+		if st.bad, st.owed = 0, 0; st.balance == ahead {
 			st.strikes = 0
 		}
 		return false
 	}
+	if 2*credited >= spent || owed <= st.owed {
+		return false
+	}
+	st.owed = owed
 	if st.bad++; st.bad < judgedPasses {
 		return false
 	}
 	st.until = now.Add(min(doubtMost, doubtTime<<min(st.strikes, 16)))
-	st.strikes, st.balance, st.bad = st.strikes+1, 0, 0
+	st.strikes, st.balance, st.bad, st.owed = st.strikes+1, 0, 0, 0
 	return true
 }

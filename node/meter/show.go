@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -13,10 +14,19 @@ import (
 )
 
 const (
-	// showTime bounds showing a pass: the answer waits for it. Who shows it on has half of that.
+	// showTime bounds showing a pass to a peer.
 	showTime = 3 * time.Second
+	// showWait is how long an answer waits for workers to take its pass, neededWait for those that it
+	// cannot do without. Who shows it on waits half of the former.
+	showWait, neededWait = 300 * time.Millisecond, time.Second
+	// lateFor is how long a peer is not waited for that did not take one within showWait.
+	lateFor = 30 * time.Second
+	// mostAtPeer bounds what a peer is being shown at a time; more it asks for.
+	mostAtPeer = 16
 	// mostShown bounds the passes that are remembered, to be shown to who asks for them.
 	mostShown = 1024
+	// mostShownOn bounds the passes of one entry that are shown on in a minute.
+	mostShownOn, shownOnIn = 512, time.Minute
 )
 
 // shown is a pass of a request that runs, of this node or lent to it.
@@ -26,17 +36,32 @@ type shown struct {
 	lent   settle.Signature // by the entry to this node; of a pass of this node zero
 }
 
-// showing are the passes that run, the oldest first.
+// showing are the passes that run, the oldest first, and who is being shown some.
 type showing struct {
+	life context.Context // until Close
+	end  context.CancelFunc
+	all  sync.WaitGroup // what is shown in the background
+
 	mu    sync.Mutex // guards what follows
 	list  []*shown
-	peers map[string]bool // that are being shown what runs
+	peers map[string]bool      // that are being shown what runs
+	at    map[string]int       // shows to each peer now
+	late  map[string]time.Time // until when a peer is not waited for
+	on    map[settle.Node]int  // passes that were shown on, by entry
+	since time.Time            // that on counts
 }
 
-// Show shows the pass of a request of this node to those who will compute for it, and waits until
-// they know it or the time for that is over: who does not is asked all the same, and may refuse.
-// Until ctx ends, ShowMore shows it to others.
-func (m *Meter) Show(ctx context.Context, record []byte, peers []string) {
+func newShowing() *showing {
+	r := &showing{peers: map[string]bool{}, at: map[string]int{}, late: map[string]time.Time{}, on: map[settle.Node]int{}}
+	r.life, r.end = context.WithCancel(context.Background())
+	return r
+}
+
+// Show shows the pass of a request of this node to those who will compute for it, and waits a little
+// until they know it: longer where each of them is needed, and else not for those that were late
+// before. The rest are shown it in the background. Who does not know it is asked all the same, and may
+// refuse. Until ctx ends, ShowMore shows it to others.
+func (m *Meter) Show(ctx context.Context, record []byte, peers []string, needed bool) {
 	p, err := settle.ParsePass(record)
 	if err != nil || p.Entry != m.self {
 		m.cfg.Logger.Warn("what was given as the pass of a request is none", "error", err)
@@ -46,7 +71,11 @@ func (m *Meter) Show(ctx context.Context, record []byte, peers []string) {
 	if m.running.add(one, m.cfg.Now()) {
 		context.AfterFunc(ctx, func() { m.running.remove(p.Request) })
 	}
-	m.showAll(ctx, peers, []*shown{one}, showTime)
+	if needed {
+		await(ctx, m.showAll(peers, []*shown{one}), neededWait)
+		return
+	}
+	m.showSoon(ctx, peers, []*shown{one}, showWait)
 }
 
 // ShowMore shows a peer, in the background, all that runs of a model: it computes nothing more
@@ -56,20 +85,81 @@ func (m *Meter) ShowMore(model, peerID string) {
 	if len(list) == 0 {
 		return
 	}
+	done := m.showAll([]string{peerID}, list)
 	go func() {
-		defer m.running.done(peerID)
-		m.showAll(context.Background(), []string{peerID}, list, showTime)
+		<-done
+		m.running.done(peerID)
 	}()
 }
 
-func (m *Meter) showAll(ctx context.Context, peers []string, list []*shown, within time.Duration) {
-	ctx, cancel := context.WithTimeout(ctx, within)
-	defer cancel()
-	each(len(peers), func(i int) {
-		if err := m.show(ctx, peers[i], list); err != nil && ctx.Err() == nil {
-			m.cfg.Logger.Debug("a peer takes no pass", "peer", peers[i], "error", err)
+// Close ends what is shown in the background, and waits for that.
+func (m *Meter) Close() error {
+	m.running.mu.Lock()
+	m.running.end()
+	m.running.mu.Unlock()
+	m.running.all.Wait()
+	return nil
+}
+
+// showSoon shows passes to peers, and waits for those that were not late before.
+func (m *Meter) showSoon(ctx context.Context, peers []string, list []*shown, wait time.Duration) {
+	late := m.running.lateOnes(time.Now())
+	var quick, slow []string
+	for _, p := range peers {
+		if late[p] {
+			slow = append(slow, p)
+		} else {
+			quick = append(quick, p)
 		}
-	})
+	}
+	m.showAll(slow, list)
+	await(ctx, m.showAll(quick, list), wait)
+}
+
+// await waits for done, at most so long.
+func await(ctx context.Context, done <-chan struct{}, most time.Duration) {
+	ctx, cancel := context.WithTimeout(ctx, most)
+	defer cancel()
+	select {
+	case <-done:
+	case <-ctx.Done():
+	}
+}
+
+// showAll shows passes to peers in the background, and closes what it returns after that. Some are
+// shown them at a time, and one that is late takes the place of none.
+func (m *Meter) showAll(peers []string, list []*shown) <-chan struct{} {
+	done := make(chan struct{})
+	r := m.running
+	if len(peers) == 0 || !r.start() {
+		close(done)
+		return done
+	}
+	go func() {
+		defer r.all.Done()
+		defer close(done)
+		ctx, cancel := context.WithTimeout(r.life, showTime)
+		defer cancel()
+		room := make(chan struct{}, askedAtOnce)
+		var all sync.WaitGroup
+		for _, peerID := range peers {
+			room <- struct{}{}
+			all.Go(func() {
+				leave := sync.OnceFunc(func() { <-room })
+				defer leave()
+				slow := time.AfterFunc(showWait, func() {
+					r.isLate(peerID, time.Now())
+					leave()
+				})
+				defer slow.Stop()
+				if err := m.show(ctx, peerID, list); err != nil && ctx.Err() == nil {
+					m.cfg.Logger.Debug("a peer takes no pass", "peer", peerID, "error", err)
+				}
+			})
+		}
+		all.Wait()
+	}()
+	return done
 }
 
 // show shows passes to a peer.
@@ -78,6 +168,10 @@ func (m *Meter) show(ctx context.Context, peerID string, list []*shown) error {
 	if err != nil || to == m.self {
 		return err
 	}
+	if !m.running.enter(peerID) {
+		return errors.New("it is being shown many")
+	}
+	defer m.running.leave(peerID)
 	s := show{Version: version}
 	for _, one := range list {
 		lent := one.lent
@@ -122,12 +216,45 @@ func (m *Meter) take(peerID string, s show) error {
 		if len(peers) == 0 {
 			continue
 		}
-		for _, one := range list {
-			m.running.add(one, m.cfg.Now())
+		fresh, err := m.running.addLent(list, m.cfg.Now())
+		if err != nil {
+			errs = append(errs, err)
 		}
-		m.showAll(context.Background(), peers, list, showTime/2)
+		if len(fresh) > 0 {
+			m.showSoon(context.Background(), peers, fresh, showWait/2)
+		}
 	}
 	return errors.Join(errs...)
+}
+
+// addLent remembers passes of one entry, and returns those that were not known. Error: there are too
+// many of them now.
+func (r *showing) addLent(list []*shown, now time.Time) (fresh []*shown, err error) {
+	for _, one := range list {
+		if !r.countOn(one.pass.Entry, now, 0) {
+			return fresh, fmt.Errorf("%d passes of %s were shown on in %v: show the others later", mostShownOn, one.pass.Entry, shownOnIn)
+		}
+		if r.add(one, now) {
+			r.countOn(one.pass.Entry, now, 1)
+			fresh = append(fresh, one)
+		}
+	}
+	return fresh, nil
+}
+
+// countOn counts passes of an entry that are shown on; false: there were too many before.
+func (r *showing) countOn(entry settle.Node, now time.Time, n int) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if now.Sub(r.since) >= shownOnIn {
+		clear(r.on)
+		r.since = now
+	}
+	if r.on[entry] >= mostShownOn {
+		return false
+	}
+	r.on[entry] += n
+	return true
 }
 
 // add remembers a pass, in place of the oldest where there are many; false: it is there.
@@ -173,4 +300,53 @@ func (r *showing) done(peerID string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	delete(r.peers, peerID)
+}
+
+// start is called before something is shown in the background; false: the meter is closed.
+func (r *showing) start() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.life.Err() != nil {
+		return false
+	}
+	r.all.Add(1)
+	return true
+}
+
+// enter is called before a peer is shown something, and leave after; false: it is being shown many.
+func (r *showing) enter(peerID string) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.at[peerID] >= mostAtPeer {
+		return false
+	}
+	r.at[peerID]++
+	return true
+}
+
+func (r *showing) leave(peerID string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.at[peerID]--; r.at[peerID] == 0 {
+		delete(r.at, peerID)
+	}
+}
+
+// isLate notes that a peer did not take passes in time.
+func (r *showing) isLate(peerID string, now time.Time) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.late[peerID] = now.Add(lateFor)
+}
+
+// lateOnes are the peers that were late.
+func (r *showing) lateOnes(now time.Time) map[string]bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	maps.DeleteFunc(r.late, func(_ string, until time.Time) bool { return !now.Before(until) })
+	late := make(map[string]bool, len(r.late))
+	for p := range r.late {
+		late[p] = true
+	}
+	return late
 }

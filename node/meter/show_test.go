@@ -78,7 +78,7 @@ func TestPassesAreShown(t *testing.T) {
 	w := newTown(t, map[string][]string{"carrier": {"w1", "w2"}, "w1": {"far"}}, "entry", "carrier", "w1", "w2", "far", "late")
 	_, record := w.till.pass("entry", 1, 100)
 	ctx, end := context.WithCancel(t.Context())
-	w.meters["entry"].Show(ctx, record, []string{peerOf("carrier")})
+	w.meters["entry"].Show(ctx, record, []string{peerOf("carrier")}, true)
 	for _, to := range [][2]string{{"entry", "carrier"}, {"carrier", "w1"}, {"carrier", "w2"}} {
 		if n := takes(t, w.rows[to[1]], to[0]); n != 150 {
 			t.Errorf("%s computes %d rows for %s", to[1], n, to[0])
@@ -103,6 +103,98 @@ func TestPassesAreShown(t *testing.T) {
 			t.Fatal("what has ended is shown")
 		}
 		time.Sleep(time.Millisecond)
+	}
+}
+
+// TestStalledPeersHoldUpNobody: of peers that take no pass an answer waits a moment, and only once;
+// others are shown it meanwhile, and nothing is left when the meter is closed.
+func TestStalledPeersHoldUpNobody(t *testing.T) {
+	w := newTown(t, nil, "entry", "worker")
+	m := w.meters["entry"]
+	var peers []string
+	for i := range askedAtOnce {
+		peers = append(peers, peerOf("stalled "+string(rune('a'+i)))) // nobody reads what they are sent
+	}
+	peers = append(peers, peerOf("worker"))
+	shows := func(request int) time.Duration {
+		_, record := w.till.pass("entry", request, 100)
+		began := time.Now()
+		m.Show(t.Context(), record, peers, false)
+		return time.Since(began)
+	}
+	if took := shows(1); took > showTime/2 {
+		t.Errorf("the first answer waits %v", took)
+	}
+	shown := func(rows int) {
+		t.Helper()
+		for began := time.Now(); rows > 0; rows -= takes(t, w.rows["worker"], "entry") {
+			if time.Since(began) > showTime/2 {
+				t.Fatalf("the other one is not shown it: it computes %d rows less", rows)
+			}
+			time.Sleep(time.Millisecond)
+		}
+	}
+	shown(150)
+	for began := time.Now(); len(m.running.lateOnes(time.Now())) < askedAtOnce && time.Since(began) < showTime/2; {
+		time.Sleep(time.Millisecond)
+	}
+	took := time.Duration(0)
+	for request := range 2 * mostAtPeer {
+		took += shows(2 + request)
+	}
+	if took > 2*mostAtPeer*showWait/2 {
+		t.Errorf("others wait %v together", took)
+	}
+	shown(2 * mostAtPeer * 150)
+	m.running.mu.Lock()
+	for peer, n := range m.running.at {
+		if n > mostAtPeer {
+			t.Errorf("%s is shown %d at a time", peer, n)
+		}
+	}
+	m.running.mu.Unlock()
+	began := time.Now()
+	if err := m.Close(); err != nil || time.Since(began) > showTime/2 || len(m.running.at) > 0 {
+		t.Errorf("%v after %v, %d peers are still shown passes", err, time.Since(began), len(m.running.at))
+	}
+	if shows(100); len(m.running.at) > 0 {
+		t.Error("after its end it shows passes")
+	}
+}
+
+// TestShownOnOnce: a carrier shows a pass to its workers once, however often an entry shows it, and so
+// many of an entry in a minute at most.
+func TestShownOnOnce(t *testing.T) {
+	w := newTown(t, map[string][]string{"carrier": {"w1"}}, "entry", "carrier", "w1")
+	shows := func(from, count int) (err error) {
+		var s show
+		for i := range count {
+			p, record := w.till.pass("entry", from+i, 100)
+			s.Passes = append(s.Passes, lentPass{record, p.Lend(keyOf("entry"), node("carrier"))})
+		}
+		return w.meters["carrier"].take(peerOf("entry"), s)
+	}
+	dials := func() int {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		return len(w.dials)
+	}
+	for range 3 {
+		if err := shows(0, 2); err != nil || dials() != 1 {
+			t.Errorf("%v, shown on %d times", err, dials())
+		}
+	}
+	w.meters["carrier"].running.countOn(node("entry"), w.till.now, mostShownOn-3)
+	if err := shows(2, 1); err != nil || dials() != 2 {
+		t.Errorf("the last of a minute: %v, shown on %d times", err, dials())
+	}
+	before := dials()
+	if err := shows(mostShownOn, 2); err == nil || !strings.Contains(err.Error(), "show the others later") || dials() != before {
+		t.Errorf("too many: %v, shown on %d times more", err, dials()-before)
+	}
+	w.till.now = w.till.now.Add(shownOnIn)
+	if err := shows(mostShownOn, 2); err != nil || dials() != before+1 {
+		t.Errorf("a minute later: %v", err)
 	}
 }
 
