@@ -117,8 +117,10 @@ func (d *Desk) issueLocked(model settle.Hash) error {
 }
 
 // shownLocked are the models whose prices anybody sees: those that were paid for, and of the others
-// what was asked for last, as far as there is room.
+// what was asked for last, as far as there is room. A fresh one with all the records that it may have
+// is forgotten.
 func (d *Desk) shownLocked() map[settle.Hash]*market.PriceChain {
+	maps.DeleteFunc(d.fresh, func(_ settle.Hash, f *freshPrice) bool { return len(f.records) >= maxFreshRecords })
 	shown := maps.Clone(d.chains)
 	others := slices.SortedFunc(maps.Keys(d.fresh), func(a, b settle.Hash) int { return cmp.Compare(d.fresh[b].asked, d.fresh[a].asked) })
 	for _, model := range others[:min(len(others), maxPriced-len(shown))] {

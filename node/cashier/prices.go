@@ -102,7 +102,9 @@ func (d *Desk) price(id string, by settle.Node) (price, error) {
 	return price{record, hash}, nil
 }
 
-// prices are those that anybody sees, by id.
+// prices are those that anybody sees, by id. The record of a fresh model is not given away: when it is
+// forgotten another one of the same epoch is made, and who had both would have to believe that the
+// settlement shows different prices to different people.
 func (d *Desk) prices() (all []ModelPrice, err error) {
 	d.pricing.Lock()
 	defer d.pricing.Unlock()
@@ -112,11 +114,14 @@ func (d *Desk) prices() (all []ModelPrice, err error) {
 			return nil, err
 		}
 		record, hash := chain.Last()
-		signed, err := record.Sign(d.cfg.Key)
-		if err != nil {
-			return nil, err
+		price := ModelPrice{Model: fmt.Sprintf("%x", model[:]), Raw: uint64(record.State.Price), Hash: hash}
+		if d.fresh[model] == nil {
+			var err error
+			if price.Record, err = record.Sign(d.cfg.Key); err != nil {
+				return nil, err
+			}
 		}
-		all = append(all, ModelPrice{Model: fmt.Sprintf("%x", model[:]), Raw: uint64(record.State.Price), Hash: hash, Record: signed})
+		all = append(all, price)
 	}
 	slices.SortFunc(all, func(a, b ModelPrice) int { return cmp.Compare(a.Model, b.Model) })
 	return all, nil

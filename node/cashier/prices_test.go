@@ -206,6 +206,35 @@ func TestMaxPriced(t *testing.T) {
 	refused(t, "one more than can be paid for", err, CodeBusy, "model")
 }
 
+// TestFreshRecords: the signed record of a model that nobody has paid for is nobody's to show, since
+// another one of its epoch is signed after a restart. It has so many at most, whoever asks.
+func TestFreshRecords(t *testing.T) {
+	s := newShop(t)
+	terms := func() []ModelPrice { t.Helper(); return must[Terms](t)(s.Terms(t.Context())).Prices }
+	first := s.quote()
+	if got := terms(); len(got) != 1 || got[0].Hash != first.PriceRecord || got[0].Record != nil {
+		t.Errorf("%+v", got)
+	}
+	s.at.Add(60)
+	s.restart()
+	if q := s.quote(); q.PriceRecord == first.PriceRecord {
+		t.Error("the record of before the restart is made again: this test shows nothing")
+	}
+	for range 2 * maxFreshRecords {
+		s.at.Add(settle.Hour)
+		terms()
+		for _, f := range s.fresh {
+			if len(f.records) > maxFreshRecords {
+				t.Fatalf("%d records, at most %d", len(f.records), maxFreshRecords)
+			}
+		}
+	}
+	s.served(100)
+	if got := terms(); len(got) != 1 || len(got[0].Record) == 0 {
+		t.Errorf("once it was paid for: %+v", got)
+	}
+}
+
 // freshOf is the most that one node was the first to ask for.
 func (s *shop) freshOf() (most int) {
 	count := map[settle.Node]int{}
