@@ -27,18 +27,22 @@ func (t *Teller) Run(_ context.Context, id settle.QuoteID) (Started, error) {
 	if err != nil {
 		return Started{}, err
 	}
-	if err := t.mayRun(r); err != nil {
+	counted, err := t.begin(r) // before it runs: many may be started at a time
+	if err != nil {
 		return Started{}, err
 	}
 	now := t.cfg.Books.seconds()
+	asked := r
 	r, err = t.cfg.Books.Run(id, now+runsFor(r.Quote), t.moment().Epoch)
+	if err != nil && !counted && !errors.Is(err, settle.ErrRunning) {
+		t.over(asked)
+	}
 	if errors.Is(err, settle.ErrRunning) {
 		return Started{}, &Refusal{Code: CodeState, Field: "quote", Text: err.Error(), Retry: r.Lease - min(r.Lease, now)}
 	}
 	if err != nil {
 		return Started{}, explained("quote", err)
 	}
-	t.begun(r)
 	cut("runs")
 	pass, err := t.pass(r)
 	return Started{r, t.seed(r), pass}, err
