@@ -32,6 +32,7 @@
 //	d seconds quote      the state in which something is due about the request then
 //	x quote              intent: the payment of a quote that is reserved, or was booked
 //	k quote              kept: reports of a request, and what came of it
+//	S quote              shared: what of that was credited
 //	v model epoch        signed market.PriceRecord
 //	u model epoch quote  done: what was settled, for the price
 //	h model node         shown: the rate of a node

@@ -90,23 +90,39 @@ func (d *Desk) over(r settle.Request) {
 	}
 }
 
+// shared is what was credited of a request that was settled. It is kept apart from its reports, which
+// may be long, since whoever has been shown a request asks about it.
+type shared struct {
+	Tokens uint64
+	Shares []settle.WorkShare // of those who are paid
+}
+
+func sharedKey(id settle.QuoteID) []byte { return append([]byte{'S'}, id[:]...) }
+
 // Credits is part of Service.
 func (t *Teller) Credits(_ context.Context, ids []settle.QuoteID) ([]WorkerCredit, error) {
 	if len(ids) > MaxCredits {
 		return nil, refusal(CodeBad, "ids", "%d requests, at most %d at a time", len(ids), MaxCredits)
 	}
+	asked := map[settle.QuoteID]bool{}
+	for _, id := range ids {
+		if asked[id] {
+			return nil, refusal(CodeBad, "ids", "%s is there twice", id)
+		}
+		asked[id] = true
+	}
 	out := make([]WorkerCredit, len(ids))
 	err := t.cfg.Books.store.View(func(tx *kv.Tx) error {
 		for i, id := range ids {
-			var k kept
-			ok, err := page{tx}.load(keptKey(id), &k)
+			var c shared
+			ok, err := page{tx}.load(sharedKey(id), &c)
 			if err != nil {
 				return err
 			}
 			out[i].Settled = ok
-			for _, s := range k.Shares {
+			for _, s := range c.Shares {
 				if s.Worker == t.node {
-					out[i].Tokens = uint64(s.Share) * k.Ended.Tokens // both are bounded: below 2^55
+					out[i].Tokens = uint64(s.Share) * c.Tokens // both are bounded: below 2^55
 				}
 			}
 		}

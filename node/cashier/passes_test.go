@@ -7,6 +7,7 @@ import (
 	"sync"
 	"testing"
 
+	"kvasird/node/kv"
 	"kvasird/settle"
 )
 
@@ -39,8 +40,13 @@ func TestPass(t *testing.T) {
 	if got := credits(s.alice.Key); !got[0].Settled || got[0].Tokens != 0 {
 		t.Errorf("a stranger: %+v", got)
 	}
+	if must[int](t)(0, s.cfg.Books.store.Update(func(tx *kv.Tx) error { return tx.Delete(keptKey(id)) })); !credits(s.worker.Key)[0].Settled {
+		t.Error("the reports are read for it, which may be long")
+	}
 	_, err := s.teller().Credits(t.Context(), make([]settle.QuoteID, MaxCredits+1))
 	refused(t, "too many", err, CodeBad, "ids")
+	_, err = s.teller().Credits(t.Context(), []settle.QuoteID{id, {9}, id})
+	refused(t, "one twice", err, CodeBad, "ids")
 }
 
 // TestRunsAreBonded: an entry without a bond has requests of so many tokens running, one with a

@@ -277,7 +277,6 @@ type kept struct {
 	Ended   Ended
 	Reports settle.Hash
 	Settled Settled
-	Shares  []settle.WorkShare // of those who are paid
 }
 
 func keptOf(e Ended, c credited, s Settled) kept {
@@ -290,7 +289,7 @@ func keptOf(e Ended, c credited, s Settled) kept {
 	if len(c.work) == 0 {
 		e.Receipt, e.Statements = nil, nil
 	}
-	return kept{e, settle.Hash(h.Sum(nil)), s, nil}
+	return kept{e, settle.Hash(h.Sum(nil)), s}
 }
 
 func keptKey(id settle.QuoteID) []byte { return append([]byte{'k'}, id[:]...) }
@@ -408,13 +407,13 @@ func (p page) keep(k keeping, now uint64) error {
 	if fees, err = fees.Add(k.settled.Fee); err != nil {
 		return err
 	}
-	record := keptOf(k.ended, k.credited, k.settled)
+	credits := shared{Tokens: k.ended.Tokens}
 	if len(k.work) > 0 {
-		if record.Shares, _, err = settle.Shares(k.parts, k.request.Tokens, k.work); err != nil {
+		if credits.Shares, _, err = settle.Shares(k.parts, k.request.Tokens, k.work); err != nil {
 			return err
 		}
 	}
-	errs := []error{p.save(keptKey(k.ended.ID), record), p.putAmount(feesKey(k.epoch), fees)}
+	errs := []error{p.save(keptKey(k.ended.ID), keptOf(k.ended, k.credited, k.settled)), p.save(sharedKey(k.ended.ID), credits), p.putAmount(feesKey(k.epoch), fees)}
 	if len(k.work) == 0 {
 		return errors.Join(errs...)
 	}
@@ -426,7 +425,7 @@ func (p page) keep(k keeping, now uint64) error {
 		errs = append(errs, p.show(model, w, k.parts, k.seconds, now/settle.Day))
 	}
 	if k.drawn && k.timing == settle.OnTime {
-		errs = append(errs, p.done(model, k, record.Shares))
+		errs = append(errs, p.done(model, k, credits.Shares))
 	}
 	return errors.Join(errs...)
 }
