@@ -115,8 +115,8 @@ func OpenDesk(cfg DeskConfig) (*Desk, error) {
 	d := &Desk{cfg: cfg, node: settle.Node(cfg.Key.Public().(ed25519.PublicKey)),
 		secret: sha256.Sum256(slices.Concat([]byte("kvasir draw secret 1\n"), cfg.Network[:], cfg.Key.Seed())),
 		open:   seats{}, named: seats{}, busy: map[settle.QuoteID]bool{}, fees: map[settle.Node][]sponsored{}, runs: map[settle.Node]map[settle.QuoteID]settle.Amount{},
-		chains: map[settle.Hash]*market.PriceChain{}, fresh: map[settle.Hash]*freshPrice{}}
-	if err := d.readPrices(); err != nil {
+		fresh: map[settle.Hash]*freshPrice{}}
+	if err := d.startPrices(); err != nil {
 		return nil, fmt.Errorf("the settlement: %w", err)
 	}
 	return d, nil

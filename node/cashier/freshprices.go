@@ -39,8 +39,8 @@ type freshRecord struct {
 // freshLocked finds or makes the price of a model without issued records. One that was paid for
 // before a crash kept its record from the books is issued at once.
 func (d *Desk) freshLocked(model settle.Hash, by settle.Node) (*market.PriceChain, error) {
-	if len(d.chains) >= maxPriced {
-		return nil, refusal(CodeBusy, "model", "%d models have been paid for here, which is the limit: no other can be", maxPriced)
+	if err := d.placeLocked(); err != nil {
+		return nil, err
 	}
 	f := d.fresh[model]
 	if f == nil || len(f.records) >= maxFreshRecords {
@@ -93,8 +93,11 @@ func (d *Desk) issue(id string) error {
 	}
 	d.pricing.Lock()
 	defer d.pricing.Unlock()
-	if d.fresh[model] == nil || len(d.chains) >= maxPriced {
+	if d.fresh[model] == nil {
 		return nil
+	}
+	if err := d.placeLocked(); err != nil {
+		return err
 	}
 	return d.issueLocked(model)
 }

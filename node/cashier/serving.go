@@ -421,6 +421,7 @@ func (p page) keep(k keeping, now uint64) error {
 	if err != nil {
 		return err
 	}
+	errs = append(errs, p.putAmount(lastPaidKey(model), settle.Amount(now)))
 	for _, w := range k.work {
 		errs = append(errs, p.show(model, w, k.parts, k.seconds, now/settle.Day))
 	}
