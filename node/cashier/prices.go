@@ -64,6 +64,47 @@ func modelOf(id string) (h settle.Hash, err error) {
 	return h, nil
 }
 
+// parts are those of a model. The books have those of a model that was paid for, so that what was done
+// is settled, and asked for again, whoever serves it then and however slowly.
+func (d *Desk) parts(id string, by settle.Node) ([]settle.Part, error) {
+	model, err := modelOf(id)
+	if err != nil {
+		return nil, err
+	}
+	var parts []settle.Part
+	err = d.cfg.Books.store.View(func(tx *kv.Tx) error {
+		_, err := page{tx}.load(partsKey(model), &parts)
+		return err
+	})
+	if err != nil || len(parts) > 0 {
+		return parts, err
+	}
+	m, err := d.cfg.Models(id, by)
+	return m.Parts, err
+}
+
+func partsKey(model settle.Hash) []byte { return append([]byte{'M'}, model[:]...) }
+
+// keepParts writes down the parts of a model that is paid for, unless they are there. Where they are
+// not known the request runs all the same: they may be when it ends.
+func (d *Desk) keepParts(id string, by settle.Node) error {
+	parts, err := d.parts(id, by)
+	if err != nil || len(parts) == 0 {
+		return nil
+	}
+	model, err := modelOf(id)
+	if err != nil {
+		return err
+	}
+	return d.cfg.Books.store.Update(func(tx *kv.Tx) error {
+		_, has, err := tx.Get(partsKey(model))
+		if err != nil || has {
+			return err
+		}
+		return page{tx}.save(partsKey(model), parts)
+	})
+}
+
 // readPrices follows the price records of the books from their first: those of a model, or all.
 func (d *Desk) readPrices(of ...settle.Hash) (map[settle.Hash]*market.PriceChain, error) {
 	prefix, chains := []byte{'v'}, map[settle.Hash]*market.PriceChain{}
@@ -160,7 +201,7 @@ func (d *Desk) price(id string, by settle.Node) (price, error) {
 	if err != nil {
 		return price{}, err
 	}
-	if _, err := d.cfg.Models(id); err != nil {
+	if _, err := d.parts(id, by); err != nil {
 		var known *Refusal
 		if errors.As(err, &known) { // it may come to be known
 			return price{}, err

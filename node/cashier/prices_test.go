@@ -167,7 +167,7 @@ func TestEmission(t *testing.T) {
 func TestMaxPriced(t *testing.T) {
 	published := 0
 	s := newShop(t, func(cfg *DeskConfig) {
-		cfg.Models = func(string) (Model, error) { return Model{Name: "m", Parts: shopParts}, nil }
+		cfg.Models = func(string, settle.Node) (Model, error) { return Model{Name: "m", Parts: shopParts}, nil }
 		cfg.Publish = func([]byte) { published++ }
 	})
 	ask := func(i int) (settle.Quote, error) {
@@ -220,7 +220,7 @@ func (s *shop) payFor(model settle.Hash, first market.PriceRecord) {
 // goes on when it is asked for again, from the books.
 func TestIdleModels(t *testing.T) {
 	s := newShop(t, func(cfg *DeskConfig) {
-		cfg.Models = func(string) (Model, error) { return Model{Name: "m", Parts: shopParts}, nil }
+		cfg.Models = func(string, settle.Node) (Model, error) { return Model{Name: "m", Parts: shopParts}, nil }
 	})
 	s.served(100)
 	mine := must[settle.Hash](t)(modelOf(s.model))
@@ -300,7 +300,7 @@ func (s *shop) freshOf() (most int) {
 // TestCrowdedNode: who asks for many models loses his own place, and nobody else's.
 func TestCrowdedNode(t *testing.T) {
 	s := newShop(t, func(cfg *DeskConfig) {
-		cfg.Models = func(string) (Model, error) { return Model{Name: "m", Parts: shopParts}, nil }
+		cfg.Models = func(string, settle.Node) (Model, error) { return Model{Name: "m", Parts: shopParts}, nil }
 	})
 	mine := s.quote()
 	for i := range 2 * maxFresh {

@@ -27,6 +27,11 @@ func (t *Teller) Run(_ context.Context, id settle.QuoteID) (Started, error) {
 	if err != nil {
 		return Started{}, err
 	}
+	if r.State == settle.Paid {
+		if err := t.keepParts(r.Quote.Model, t.node); err != nil {
+			return Started{}, err
+		}
+	}
 	counted, err := t.begin(r) // before it runs: many may be started at a time
 	if err != nil {
 		return Started{}, err
@@ -123,11 +128,11 @@ func (t *Teller) credit(r settle.Request, e Ended) (credited, error) {
 	if len(e.Receipt) == 0 {
 		return credited{}, nil
 	}
-	model, err := t.cfg.Models(r.Quote.Model)
+	parts, err := t.parts(r.Quote.Model, t.node)
 	if err != nil {
 		return credited{}, fmt.Errorf("model %s cannot be settled: %w", r.Quote.Model, err)
 	}
-	c := credited{parts: model.Parts}
+	c := credited{parts: parts}
 	receipt, err := settle.ParseReport(e.Receipt)
 	if err != nil {
 		return c, explained("receipt", err)
