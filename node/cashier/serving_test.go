@@ -164,7 +164,9 @@ func TestKnownParts(t *testing.T) {
 	r := s.paid()
 	must[Started](t)(s.teller().Run(t.Context(), r.Quote.ID))
 	s.at.Add(2)
-	s.cfg.Models = func(string, settle.Node) (Model, error) { return Model{}, &Refusal{Code: CodeNotYet, Text: "nobody serves it", Retry: 2} }
+	s.cfg.Models = func(string, settle.Node) (Model, error) {
+		return Model{}, &Refusal{Code: CodeNotYet, Text: "nobody serves it", Retry: 2}
+	}
 	s.restart()
 	if out := must[Settled](t)(s.teller().End(t.Context(), s.ended(r.Quote.ID, 100, "", s.work(100)))); out.Paid != 17_000 {
 		t.Errorf("%+v", out)
