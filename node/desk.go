@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/ed25519"
 	"fmt"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -25,6 +26,8 @@ const (
 	modelTime = 10 * time.Second
 	// maxKnown bounds the models whose parts are remembered.
 	maxKnown = 1024
+	// maxFinding bounds the headers that are fetched at a time, of which each asking node has one.
+	maxFinding = 16
 )
 
 // settling is the desk of the role settle, with what belongs to it.
@@ -72,7 +75,7 @@ func (n *Node) openDesk(ctx context.Context, t *token, identity p2p.Identity) (*
 	}
 	s := &settling{}
 	s.drawn = newDrawn(n.exchange.table, func(of settle.Node) (settle.Standing, error) { return s.desk.Standing(of) })
-	models := &modelBook{find: n.learnParts, known: map[string]cashier.Model{}}
+	models := &modelBook{find: n.learnParts, known: map[string]cashier.Model{}, finding: map[settle.Node]string{}}
 	s.desk, err = cashier.OpenDesk(cashier.DeskConfig{
 		Network: t.authority.Network, Cluster: t.authority.Cluster, Key: identity.PrivateKey(), Books: books, Chain: client,
 		Vault: vaultOf{client, keys}, Governor: governor, Decimals: t.decimals, FirstRaw: t.firstRaw, Began: t.began,
@@ -154,28 +157,22 @@ func openGovernor(s SettleConfig, t *token, books *cashier.Books) (*govern.Gover
 type modelBook struct {
 	find func(id string) (cashier.Model, error)
 
-	mu    sync.Mutex // guards known
-	known map[string]cashier.Model
-
-	finding sync.Mutex // held while a header is fetched: one at a time
+	mu      sync.Mutex // guards what follows
+	known   map[string]cashier.Model
+	finding map[settle.Node]string // the model whose header is fetched for a node
 }
 
-// model is cashier.DeskConfig's Models.
-func (b *modelBook) model(id string) (cashier.Model, error) {
-	b.mu.Lock()
-	m, ok := b.known[id]
-	b.mu.Unlock()
-	if ok {
-		return m, nil
+// model is cashier.DeskConfig's Models. A slow header keeps nobody but who asked for it from learning
+// of another model.
+func (b *modelBook) model(id string, by settle.Node) (cashier.Model, error) {
+	if m, ok, err := b.begin(id, by); ok || err != nil {
+		return m, err
 	}
-	if !b.finding.TryLock() {
-		return m, &cashier.Refusal{Code: cashier.CodeBusy, Text: "the settlement learns of another model: ask again", Retry: 1}
-	}
-	defer b.finding.Unlock()
 	m, err := b.find(id)
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	delete(b.finding, by)
 	if err == nil {
-		b.mu.Lock()
-		defer b.mu.Unlock()
 		for other := range b.known {
 			if len(b.known) < maxKnown {
 				break
@@ -185,6 +182,21 @@ func (b *modelBook) model(id string) (cashier.Model, error) {
 		b.known[id] = m
 	}
 	return m, err
+}
+
+// begin gives a model that is known, or lets the caller find it. Error: a Refusal.
+func (b *modelBook) begin(id string, by settle.Node) (m cashier.Model, ok bool, err error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if m, ok = b.known[id]; ok {
+		return m, true, nil
+	}
+	_, asks := b.finding[by]
+	if asks || len(b.finding) >= maxFinding || slices.Contains(slices.Collect(maps.Values(b.finding)), id) {
+		return m, false, &cashier.Refusal{Code: cashier.CodeBusy, Text: "the settlement learns of this model, or of another for you: ask again", Retry: 1}
+	}
+	b.finding[by] = id
+	return m, false, nil
 }
 
 // isServed says whether somebody announces that a model is computed by him, or a part of it.

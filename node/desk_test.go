@@ -7,6 +7,7 @@ import (
 	"kvasird/ggml/gguf"
 	"kvasird/market"
 	"kvasird/node/cashier"
+	"kvasird/settle"
 )
 
 // TestIsServed: what is wanted, loaded or only kept is not served.
@@ -36,9 +37,9 @@ func TestIsServed(t *testing.T) {
 
 // TestModelBookForgets: models that were made up do not stay for ever.
 func TestModelBookForgets(t *testing.T) {
-	b := &modelBook{known: map[string]cashier.Model{}, find: func(id string) (cashier.Model, error) { return cashier.Model{Name: id}, nil }}
+	b := &modelBook{known: map[string]cashier.Model{}, finding: map[settle.Node]string{}, find: func(id string) (cashier.Model, error) { return cashier.Model{Name: id}, nil }}
 	for i := range 2 * maxKnown {
-		must(b.model(fmt.Sprint("made up ", i)))(t)
+		must(b.model(fmt.Sprint("made up ", i), settle.Node{1}))(t)
 	}
 	if len(b.known) != maxKnown {
 		t.Errorf("%d models are remembered, at most %d", len(b.known), maxKnown)

@@ -4,10 +4,12 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"reflect"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -215,42 +217,59 @@ func TestWhoActsForAccount(t *testing.T) {
 	}
 }
 
-// A model that is learned of is known from then on; one header is fetched at a time.
+// A model that is learned of is known from then on; each node has one header fetched at a time, and a
+// slow one keeps nobody else from learning of another.
 func TestModelBook(t *testing.T) {
-	calls, fetch := 0, make(chan struct{})
-	b := &modelBook{known: map[string]cashier.Model{}, find: func(id string) (cashier.Model, error) {
-		calls++
+	var calls atomic.Int32
+	begun, fetch := make(chan struct{}), make(chan struct{})
+	b := &modelBook{known: map[string]cashier.Model{}, finding: map[settle.Node]string{}, find: func(id string) (cashier.Model, error) {
+		calls.Add(1)
 		if id == "none" {
 			return cashier.Model{}, &cashier.Refusal{Code: cashier.CodeNotFound, Text: "none"}
 		}
-		<-fetch
+		if id == "slow" {
+			begun <- struct{}{}
+			<-fetch
+		}
 		return cashier.Model{Name: id}, nil
 	}}
+	mallory, alice := settle.Node{1}, settle.Node{2}
 	var got cashier.Model
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		got, _ = b.model("m")
+		got, _ = b.model("slow", mallory)
 	}()
-	for b.finding.TryLock() {
-		b.finding.Unlock()
-		time.Sleep(time.Millisecond)
-	}
+	<-begun
 	var r *cashier.Refusal
-	if _, err := b.model("other"); !errors.As(err, &r) || r.Code != cashier.CodeBusy {
-		t.Errorf("beside another: %v", err)
+	for name, ask := range map[string]struct {
+		id string
+		by settle.Node
+	}{"another for the same node": {"other", mallory}, "the same for another node": {"slow", alice}} {
+		if _, err := b.model(ask.id, ask.by); !errors.As(err, &r) || r.Code != cashier.CodeBusy {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if m, err := b.model("m", alice); err != nil || m.Name != "m" {
+		t.Errorf("another for another node: %+v, %v", m, err)
 	}
 	close(fetch)
 	<-done
-	if again, err := b.model("m"); err != nil || got.Name != "m" || again.Name != "m" || calls != 1 {
-		t.Errorf("%+v, %+v, %v after %d calls", got, again, err, calls)
+	if again, err := b.model("slow", alice); err != nil || got.Name != "slow" || again.Name != "slow" || calls.Load() != 2 {
+		t.Errorf("%+v, %+v, %v after %d calls", got, again, err, calls.Load())
 	}
 	for range 2 {
-		if _, err := b.model("none"); !errors.As(err, &r) || r.Code != cashier.CodeNotFound {
+		if _, err := b.model("none", alice); !errors.As(err, &r) || r.Code != cashier.CodeNotFound {
 			t.Errorf("no such model: %v", err)
 		}
 	}
-	if calls != 3 {
-		t.Errorf("%d calls: what is not there may come", calls)
+	if calls.Load() != 4 {
+		t.Errorf("%d calls: what is not there may come", calls.Load())
+	}
+	for i := range maxFinding {
+		b.finding[settle.Node{3, byte(i)}] = fmt.Sprint(i)
+	}
+	if _, err := b.model("one more", alice); !errors.As(err, &r) || r.Code != cashier.CodeBusy {
+		t.Errorf("beside %d: %v", maxFinding, err)
 	}
 }

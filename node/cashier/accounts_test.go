@@ -56,7 +56,7 @@ func newOffice(t *testing.T, chain *solana.Client, vault Vault) *office {
 	}
 	o.cfg = DeskConfig{Network: hashOf("network"), Cluster: keyOf("cluster"), Chain: chain, Vault: vault, Decimals: 6,
 		Key: settletest.NewWallet("settlement").Private, FirstRaw: 500_000_000_000, Began: time.Unix(testNow, 0),
-		Models: func(string) (Model, error) { return Model{Name: "m", Parts: testParts}, nil }, Now: o.now}
+		Models: func(string, settle.Node) (Model, error) { return Model{Name: "m", Parts: testParts}, nil }, Now: o.now}
 	if vault == nil {
 		o.cfg.Vault = keyed{}
 	}

@@ -32,7 +32,10 @@
 //	d seconds quote      the state in which something is due about the request then
 //	x quote              intent: the payment of a quote that is reserved, or was booked
 //	k quote              kept: reports of a request, and what came of it
+//	S quote              shared: what of that was credited
 //	v model epoch        signed market.PriceRecord
+//	M model              its parts, once a request for it ran
+//	T model              when it was last paid for
 //	u model epoch quote  done: what was settled, for the price
 //	h model node         shown: the rate of a node
 //	f epoch              fees that were settled in it

@@ -47,9 +47,10 @@ type DeskConfig struct {
 	Decimals uint8
 	FirstRaw uint64    // price of a model that has none yet, see market.Price
 	Began    time.Time // of epoch 0: the network's creation
-	// Models is what is known of a model, by its id. It is called for every quote. A Refusal
-	// of it is the answer to that, any other error means that there is no such model.
-	Models func(id string) (Model, error)
+	// Models is what is known of a model, by its id, for a node that asks. It is called for
+	// quotes of models that nobody has paid for. A Refusal of it is the answer to that, any
+	// other error means that there is no such model.
+	Models func(id string, by settle.Node) (Model, error)
 
 	Operators []settle.Wallet    // of the network: they pay nothing here
 	Fee       ed25519.PrivateKey // pays the fees of x402 transactions; nil: none are taken
@@ -115,8 +116,8 @@ func OpenDesk(cfg DeskConfig) (*Desk, error) {
 	d := &Desk{cfg: cfg, node: settle.Node(cfg.Key.Public().(ed25519.PublicKey)),
 		secret: sha256.Sum256(slices.Concat([]byte("kvasir draw secret 1\n"), cfg.Network[:], cfg.Key.Seed())),
 		open:   seats{}, named: seats{}, busy: map[settle.QuoteID]bool{}, fees: map[settle.Node][]sponsored{}, runs: map[settle.Node]map[settle.QuoteID]settle.Amount{},
-		chains: map[settle.Hash]*market.PriceChain{}, fresh: map[settle.Hash]*freshPrice{}}
-	if err := d.readPrices(); err != nil {
+		fresh: map[settle.Hash]*freshPrice{}}
+	if err := d.startPrices(); err != nil {
 		return nil, fmt.Errorf("the settlement: %w", err)
 	}
 	return d, nil

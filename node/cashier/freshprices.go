@@ -39,8 +39,8 @@ type freshRecord struct {
 // freshLocked finds or makes the price of a model without issued records. One that was paid for
 // before a crash kept its record from the books is issued at once.
 func (d *Desk) freshLocked(model settle.Hash, by settle.Node) (*market.PriceChain, error) {
-	if len(d.chains) >= maxPriced {
-		return nil, refusal(CodeBusy, "model", "%d models have been paid for here, which is the limit: no other can be", maxPriced)
+	if err := d.placeLocked(); err != nil {
+		return nil, err
 	}
 	f := d.fresh[model]
 	if f == nil || len(f.records) >= maxFreshRecords {
@@ -93,8 +93,11 @@ func (d *Desk) issue(id string) error {
 	}
 	d.pricing.Lock()
 	defer d.pricing.Unlock()
-	if d.fresh[model] == nil || len(d.chains) >= maxPriced {
+	if d.fresh[model] == nil {
 		return nil
+	}
+	if err := d.placeLocked(); err != nil {
+		return err
 	}
 	return d.issueLocked(model)
 }
@@ -117,8 +120,10 @@ func (d *Desk) issueLocked(model settle.Hash) error {
 }
 
 // shownLocked are the models whose prices anybody sees: those that were paid for, and of the others
-// what was asked for last, as far as there is room.
+// what was asked for last, as far as there is room. A fresh one with all the records that it may have
+// is forgotten.
 func (d *Desk) shownLocked() map[settle.Hash]*market.PriceChain {
+	maps.DeleteFunc(d.fresh, func(_ settle.Hash, f *freshPrice) bool { return len(f.records) >= maxFreshRecords })
 	shown := maps.Clone(d.chains)
 	others := slices.SortedFunc(maps.Keys(d.fresh), func(a, b settle.Hash) int { return cmp.Compare(d.fresh[b].asked, d.fresh[a].asked) })
 	for _, model := range others[:min(len(others), maxPriced-len(shown))] {

@@ -104,18 +104,25 @@ func (d *Desk) withdrawalID(g govern.Granted) settle.Hash {
 	return sha256.Sum256(fmt.Appendf(nil, "kvasir withdrawal 1\n%x %d", d.cfg.Network, g.Sequence))
 }
 
+// withdrawalWaits is for how many epochs after its own a withdrawal may begin to be paid. After them it
+// has lapsed: what cannot be sent keeps nothing of the treasury.
+const withdrawalWaits = 24
+
+func lapsed(g govern.Granted, epoch uint64) bool { return epoch > g.Epoch+withdrawalWaits }
+
 // treasuryHas refuses more than what the treasury has, less what is to be paid of it yet.
 func (d *Desk) treasuryHas(amount settle.Amount) error {
 	has, err := d.cfg.Books.Balance(settle.Account{Kind: settle.Treasury})
 	if err != nil {
 		return err
 	}
+	epoch := d.moment().Epoch
 	for _, g := range d.cfg.Governor.Withdrawals() {
 		p, begun, err := d.cfg.Books.Payout(d.withdrawalID(g))
 		if err != nil {
 			return err
 		}
-		if !begun || p.Outcome == solana.Pending {
+		if !begun && !lapsed(g, epoch) || begun && p.Outcome == solana.Pending {
 			has -= min(g.Amount, has)
 		}
 	}
@@ -126,11 +133,11 @@ func (d *Desk) treasuryHas(amount settle.Amount) error {
 }
 
 // withdraw begins to pay the withdrawals whose epoch has come, one after the other. One that
-// the chain did not take moved nothing, and needs a new proposal.
+// the chain did not take, or that lapsed, moved nothing, and needs a new proposal.
 func (d *Desk) withdraw(ctx context.Context, epoch uint64) error {
 	var errs []error
 	for _, g := range d.cfg.Governor.Withdrawals() {
-		if g.Epoch > epoch {
+		if g.Epoch > epoch || lapsed(g, epoch) {
 			continue
 		}
 		_, err := d.cfg.Books.Withdraw(ctx, d.cfg.Vault, d.withdrawalID(g), g.To, g.Amount)

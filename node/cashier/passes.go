@@ -15,7 +15,9 @@ const (
 	// gets a pass for what runs, and may say that nothing was delivered: what others computed by
 	// then is the most that it, or a thief of its key, has for nothing before they know.
 	unbondedTokens = 1 << 20
-	runRetry       = 5 // seconds
+	// unbondedRequests may run all the same where that many tokens cost less than the least quotes do.
+	unbondedRequests = 16
+	runRetry         = 5 // seconds
 )
 
 // pass is the word of this desk that a request which runs is paid.
@@ -25,40 +27,58 @@ func (d *Desk) pass(r settle.Request) ([]byte, error) {
 		Tokens: q.PromptTokens + q.AnswerTokens, Expires: r.Lease}.Sign(d.cfg.Key)
 }
 
-// mayRun refuses to start more than the entry's bond answers for. A request that runs already
-// counts once.
-func (d *Desk) mayRun(r settle.Request) error {
-	q := r.Quote
-	bond, err := d.cfg.Books.Balance(settle.Account{Kind: settle.Bonded, ID: q.Entry})
+// free is what requests of an entry without a bond may use at a time, and more what its bond adds
+// to that. Error: a Refusal.
+func (d *Desk) free(q settle.Quote) (free, bond settle.Amount, err error) {
+	if free, err = settle.Charge(unbondedTokens, q.PriceRaw, q.Ref); err != nil {
+		return 0, 0, explained("quote", err)
+	}
+	bond, err = d.cfg.Books.Balance(settle.Account{Kind: settle.Bonded, ID: q.Entry})
+	return max(free, unbondedRequests*settle.MinQuote), bond, err
+}
+
+// mayEverRun refuses a quote that its entry's bond does not answer for when nothing else runs.
+func (d *Desk) mayEverRun(q settle.Quote) error {
+	free, bond, err := d.free(q)
 	if err != nil {
 		return err
 	}
-	free, err := settle.Charge(unbondedTokens, q.PriceRaw, q.Ref)
-	if err != nil {
-		return explained("quote", err)
+	err = settle.CheckReporter(0, q.Amount-min(q.Amount, free), bond)
+	if errors.Is(err, settle.ErrReporterBond) {
+		return refusal(CodeBad, "answer_tokens", "%v: this node could never run it: ask for less, or stake", err)
 	}
-	var runs settle.Amount
+	return err
+}
+
+// begin counts a request among those that run, and refuses it where that is more than the entry's bond
+// answers for. What runs already counts once: counted says that it did before.
+func (d *Desk) begin(r settle.Request) (counted bool, err error) {
+	q := r.Quote
+	free, bond, err := d.free(q)
+	if err != nil {
+		return false, err
+	}
 	d.mu.Lock()
+	defer d.mu.Unlock()
+	var runs settle.Amount
 	for id, a := range d.runs[q.Entry] {
 		if id != q.ID {
 			runs += a // far below 2^64: each was paid
 		}
 	}
-	d.mu.Unlock()
 	err = settle.CheckReporter(runs-min(runs, free), q.Amount-min(q.Amount, free-min(runs, free)), bond)
 	if errors.Is(err, settle.ErrReporterBond) {
-		return &Refusal{Code: CodeBusy, Field: "quote", Text: err.Error() + ": wait for answers that run, or stake", Retry: runRetry}
+		return false, &Refusal{Code: CodeBusy, Field: "quote", Text: err.Error() + ": wait for answers that run, or stake", Retry: runRetry}
 	}
-	return err
-}
-
-func (d *Desk) begun(r settle.Request) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.runs[r.Quote.Entry] == nil {
-		d.runs[r.Quote.Entry] = map[settle.QuoteID]settle.Amount{}
+	if err != nil {
+		return false, err
 	}
-	d.runs[r.Quote.Entry][r.Quote.ID] = r.Quote.Amount
+	if d.runs[q.Entry] == nil {
+		d.runs[q.Entry] = map[settle.QuoteID]settle.Amount{}
+	}
+	_, counted = d.runs[q.Entry][q.ID]
+	d.runs[q.Entry][q.ID] = q.Amount
+	return counted, nil
 }
 
 func (d *Desk) over(r settle.Request) {
@@ -70,23 +90,39 @@ func (d *Desk) over(r settle.Request) {
 	}
 }
 
+// shared is what was credited of a request that was settled. It is kept apart from its reports, which
+// may be long, since whoever has been shown a request asks about it.
+type shared struct {
+	Tokens uint64
+	Shares []settle.WorkShare // of those who are paid
+}
+
+func sharedKey(id settle.QuoteID) []byte { return append([]byte{'S'}, id[:]...) }
+
 // Credits is part of Service.
 func (t *Teller) Credits(_ context.Context, ids []settle.QuoteID) ([]WorkerCredit, error) {
 	if len(ids) > MaxCredits {
 		return nil, refusal(CodeBad, "ids", "%d requests, at most %d at a time", len(ids), MaxCredits)
 	}
+	asked := map[settle.QuoteID]bool{}
+	for _, id := range ids {
+		if asked[id] {
+			return nil, refusal(CodeBad, "ids", "%s is there twice", id)
+		}
+		asked[id] = true
+	}
 	out := make([]WorkerCredit, len(ids))
 	err := t.cfg.Books.store.View(func(tx *kv.Tx) error {
 		for i, id := range ids {
-			var k kept
-			ok, err := page{tx}.load(keptKey(id), &k)
+			var c shared
+			ok, err := page{tx}.load(sharedKey(id), &c)
 			if err != nil {
 				return err
 			}
 			out[i].Settled = ok
-			for _, s := range k.Shares {
+			for _, s := range c.Shares {
 				if s.Worker == t.node {
-					out[i].Tokens = uint64(s.Share) * k.Ended.Tokens // both are bounded: below 2^55
+					out[i].Tokens = uint64(s.Share) * c.Tokens // both are bounded: below 2^55
 				}
 			}
 		}

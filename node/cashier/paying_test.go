@@ -242,7 +242,7 @@ func TestX402Refuses(t *testing.T) {
 	a.Owner = settletest.NewWallet("bob").Key
 	bobs := must[Offer](t)(s.teller().Quote(t.Context(), a)).Quote
 	dear := s.ask()
-	dear.PromptTokens, dear.AnswerTokens = settle.MaxTokens, settle.MaxTokens
+	dear.PromptTokens, dear.AnswerTokens = unbondedTokens, 0
 	poor := must[Offer](t)(s.teller().Quote(t.Context(), dear)).Quote
 	pay := func(node settle.Node, id settle.QuoteID, raw []byte) error {
 		_, err := s.As(node).PayX402(t.Context(), Partial{id, raw})

@@ -5,6 +5,8 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"iter"
+	"maps"
 	"math"
 	"slices"
 
@@ -20,9 +22,15 @@ import (
 // nothing was settled has no record, unless it is the last, or governance changed
 // something with it.
 
-// maxPriced bounds the models that were paid for: all are in the Terms, and each has its records
-// in the books for ever.
-const maxPriced = 256
+const (
+	// maxPriced bounds the models that were paid for and whose prices are followed: all are in the
+	// Terms.
+	maxPriced = 256
+	// idleFor is after how many seconds without a payment one of them gives its place to another that
+	// is asked for. Its records stay in the books, and its price goes on where it was when somebody
+	// asks for it again: so who pays for many models once keeps nobody else's out.
+	idleFor = 2 * settle.Day
+)
 
 // price is the record that quotes are by.
 type price struct {
@@ -56,15 +64,60 @@ func modelOf(id string) (h settle.Hash, err error) {
 	return h, nil
 }
 
-// readPrices follows all price records of the books from their first.
-func (d *Desk) readPrices() error {
-	return d.cfg.Books.store.View(func(tx *kv.Tx) error {
-		return tx.Each([]byte{'v'}, func(k, v []byte) error {
+// parts are those of a model. The books have those of a model that was paid for, so that what was done
+// is settled, and asked for again, whoever serves it then and however slowly.
+func (d *Desk) parts(id string, by settle.Node) ([]settle.Part, error) {
+	model, err := modelOf(id)
+	if err != nil {
+		return nil, err
+	}
+	var parts []settle.Part
+	err = d.cfg.Books.store.View(func(tx *kv.Tx) error {
+		_, err := page{tx}.load(partsKey(model), &parts)
+		return err
+	})
+	if err != nil || len(parts) > 0 {
+		return parts, err
+	}
+	m, err := d.cfg.Models(id, by)
+	return m.Parts, err
+}
+
+func partsKey(model settle.Hash) []byte { return append([]byte{'M'}, model[:]...) }
+
+// keepParts writes down the parts of a model that is paid for, unless they are there. Where they are
+// not known the request runs all the same: they may be when it ends.
+func (d *Desk) keepParts(id string, by settle.Node) error {
+	parts, err := d.parts(id, by)
+	if err != nil || len(parts) == 0 {
+		return nil
+	}
+	model, err := modelOf(id)
+	if err != nil {
+		return err
+	}
+	return d.cfg.Books.store.Update(func(tx *kv.Tx) error {
+		_, has, err := tx.Get(partsKey(model))
+		if err != nil || has {
+			return err
+		}
+		return page{tx}.save(partsKey(model), parts)
+	})
+}
+
+// readPrices follows the price records of the books from their first: those of a model, or all.
+func (d *Desk) readPrices(of ...settle.Hash) (map[settle.Hash]*market.PriceChain, error) {
+	prefix, chains := []byte{'v'}, map[settle.Hash]*market.PriceChain{}
+	for _, model := range of {
+		prefix = append(prefix, model[:]...)
+	}
+	return chains, d.cfg.Books.store.View(func(tx *kv.Tx) error {
+		return tx.Each(prefix, func(k, v []byte) error {
 			model := settle.Hash(k[1:33])
-			chain := d.chains[model]
+			chain := chains[model]
 			if chain == nil {
 				chain = market.NewPriceChain(d.cfg.Network, [32]byte(model), d.node)
-				d.chains[model] = chain
+				chains[model] = chain
 			}
 			if err := chain.Append(v); err != nil {
 				return fmt.Errorf("%w: the price of %x: %w", ErrBooks, model[:6], err)
@@ -74,13 +127,81 @@ func (d *Desk) readPrices() error {
 	})
 }
 
+// startPrices reads the prices of all models that have a place: those that were paid for last.
+func (d *Desk) startPrices() (err error) {
+	if d.chains, err = d.readPrices(); err != nil {
+		return err
+	}
+	paid, err := d.cfg.Books.paidAt(maps.Keys(d.chains))
+	all := slices.SortedFunc(maps.Keys(d.chains), func(a, b settle.Hash) int { return cmp.Compare(paid[b], paid[a]) })
+	for _, model := range all[min(len(all), maxPriced):] {
+		delete(d.chains, model)
+	}
+	return err
+}
+
+// placeLocked makes a place for one more model that was paid for. Error: a Refusal.
+func (d *Desk) placeLocked() error {
+	if len(d.chains) < maxPriced {
+		return nil
+	}
+	paid, err := d.cfg.Books.paidAt(maps.Keys(d.chains))
+	if err != nil {
+		return err
+	}
+	idle := slices.MinFunc(slices.Collect(maps.Keys(d.chains)), func(a, b settle.Hash) int { return cmp.Compare(paid[a], paid[b]) })
+	if paid[idle]+idleFor > d.cfg.Books.seconds() {
+		return refusal(CodeBusy, "model", "%d models have been paid for here of late, which is the limit: no other can be", maxPriced)
+	}
+	delete(d.chains, idle)
+	return nil
+}
+
+// chainLocked finds the price of a model: a followed one, one that goes on, or a fresh one.
+func (d *Desk) chainLocked(model settle.Hash, by settle.Node) (*market.PriceChain, error) {
+	if chain := d.chains[model]; chain != nil {
+		return chain, nil
+	}
+	if d.fresh[model] == nil {
+		old, err := d.readPrices(model)
+		if err != nil {
+			return nil, err
+		}
+		if chain := old[model]; chain != nil {
+			if err := d.placeLocked(); err != nil {
+				return nil, err
+			}
+			d.chains[model] = chain
+			return chain, nil
+		}
+	}
+	return d.freshLocked(model, by)
+}
+
+func lastPaidKey(model settle.Hash) []byte { return append([]byte{'T'}, model[:]...) }
+
+// paidAt says when models were last paid for with something delivered, in Unix seconds.
+func (b *Books) paidAt(models iter.Seq[settle.Hash]) (map[settle.Hash]uint64, error) {
+	paid := map[settle.Hash]uint64{}
+	return paid, b.store.View(func(tx *kv.Tx) error {
+		for model := range models {
+			at, err := page{tx}.amount(lastPaidKey(model))
+			if err != nil {
+				return err
+			}
+			paid[model] = uint64(at)
+		}
+		return nil
+	})
+}
+
 // price is the price of a model that is known, brought up to date, for a node that asks.
 func (d *Desk) price(id string, by settle.Node) (price, error) {
 	model, err := modelOf(id)
 	if err != nil {
 		return price{}, err
 	}
-	if _, err := d.cfg.Models(id); err != nil {
+	if _, err := d.parts(id, by); err != nil {
 		var known *Refusal
 		if errors.As(err, &known) { // it may come to be known
 			return price{}, err
@@ -89,11 +210,9 @@ func (d *Desk) price(id string, by settle.Node) (price, error) {
 	}
 	d.pricing.Lock()
 	defer d.pricing.Unlock()
-	chain := d.chains[model]
-	if chain == nil {
-		if chain, err = d.freshLocked(model, by); err != nil {
-			return price{}, err
-		}
+	chain, err := d.chainLocked(model, by)
+	if err != nil {
+		return price{}, err
 	}
 	if err := d.followLocked(model, chain, d.moment().Epoch); err != nil {
 		return price{}, err
@@ -102,7 +221,9 @@ func (d *Desk) price(id string, by settle.Node) (price, error) {
 	return price{record, hash}, nil
 }
 
-// prices are those that anybody sees, by id.
+// prices are those that anybody sees, by id. The record of a fresh model is not given away: when it is
+// forgotten another one of the same epoch is made, and who had both would have to believe that the
+// settlement shows different prices to different people.
 func (d *Desk) prices() (all []ModelPrice, err error) {
 	d.pricing.Lock()
 	defer d.pricing.Unlock()
@@ -112,11 +233,14 @@ func (d *Desk) prices() (all []ModelPrice, err error) {
 			return nil, err
 		}
 		record, hash := chain.Last()
-		signed, err := record.Sign(d.cfg.Key)
-		if err != nil {
-			return nil, err
+		price := ModelPrice{Model: fmt.Sprintf("%x", model[:]), Raw: uint64(record.State.Price), Hash: hash}
+		if d.fresh[model] == nil {
+			var err error
+			if price.Record, err = record.Sign(d.cfg.Key); err != nil {
+				return nil, err
+			}
 		}
-		all = append(all, ModelPrice{Model: fmt.Sprintf("%x", model[:]), Raw: uint64(record.State.Price), Hash: hash, Record: signed})
+		all = append(all, price)
 	}
 	slices.SortFunc(all, func(a, b ModelPrice) int { return cmp.Compare(a.Model, b.Model) })
 	return all, nil

@@ -167,7 +167,7 @@ func TestEmission(t *testing.T) {
 func TestMaxPriced(t *testing.T) {
 	published := 0
 	s := newShop(t, func(cfg *DeskConfig) {
-		cfg.Models = func(string) (Model, error) { return Model{Name: "m", Parts: shopParts}, nil }
+		cfg.Models = func(string, settle.Node) (Model, error) { return Model{Name: "m", Parts: shopParts}, nil }
 		cfg.Publish = func([]byte) { published++ }
 	})
 	ask := func(i int) (settle.Quote, error) {
@@ -199,11 +199,92 @@ func TestMaxPriced(t *testing.T) {
 	if got := must[Terms](t)(s.Terms(t.Context())).Prices; len(got) != 1 || got[0].Model != s.model {
 		t.Errorf("after a restart: %+v", got)
 	}
+	last, _ := s.chains[must[settle.Hash](t)(modelOf(s.model))].Last()
 	for i := range maxPriced - 1 {
-		s.chains[settle.Hash{1, byte(i)}] = market.NewPriceChain(s.cfg.Network, [32]byte{1, byte(i)}, s.node)
+		s.payFor(settle.Hash{1, byte(i)}, *last)
 	}
+	s.restart()
 	_, err := ask(1)
 	refused(t, "one more than can be paid for", err, CodeBusy, "model")
+}
+
+// payFor has a model be one that was paid for just now, with one record.
+func (s *shop) payFor(model settle.Hash, first market.PriceRecord) {
+	s.T.Helper()
+	first.Model = [32]byte(model)
+	must[int](s.T)(0, s.cfg.Books.keepPrice(model, first.State.Epoch, must[[]byte](s.T)(first.Sign(s.cfg.Key)), 0))
+	must[int](s.T)(0, s.cfg.Books.store.Update(func(tx *kv.Tx) error { return page{tx}.putAmount(lastPaidKey(model), settle.Amount(s.at.Load())) }))
+}
+
+// TestIdleModels: a model that nobody pays for any more gives its place to another, and its price
+// goes on when it is asked for again, from the books.
+func TestIdleModels(t *testing.T) {
+	s := newShop(t, func(cfg *DeskConfig) {
+		cfg.Models = func(string, settle.Node) (Model, error) { return Model{Name: "m", Parts: shopParts}, nil }
+	})
+	s.served(100)
+	mine := must[settle.Hash](t)(modelOf(s.model))
+	first, _ := s.chains[mine].Last()
+	for i := range maxPriced - 1 {
+		s.payFor(settle.Hash{1, byte(i)}, *first)
+	}
+	s.restart()
+	ask := func(model string) error {
+		a := s.ask()
+		a.Model = model
+		_, err := s.teller().Quote(t.Context(), a)
+		return err
+	}
+	other := fmt.Sprintf("%064x", 7)
+	s.at.Add(idleFor - 1)
+	refused(t, "before one is idle", ask(other), CodeBusy, "model")
+	for i := range maxPriced - 1 { // all but one are paid for again
+		s.payFor(settle.Hash{1, byte(i)}, *first)
+	}
+	s.at.Add(1)
+	must[int](t)(0, ask(other))
+	if s.chains[mine] != nil || len(s.chains) != maxPriced-1 || s.fresh[must[settle.Hash](t)(modelOf(other))] == nil {
+		t.Errorf("%d models are followed, that of the idle one: %v", len(s.chains), s.chains[mine])
+	}
+	must[int](t)(0, ask(s.model)) // there is a place as long as nobody pays for the other
+	last, _ := s.chains[mine].Last()
+	if last.State.Epoch != s.moment().Epoch || last.Previous == (settle.Hash{}) || len(s.chains) != maxPriced {
+		t.Errorf("its price begins anew: %+v", last)
+	}
+	s.payFor(must[settle.Hash](t)(modelOf(fmt.Sprintf("%064x", 8))), *first) // one more than there are places
+	s.restart()
+	if len(s.chains) != maxPriced || s.chains[mine] != nil {
+		t.Errorf("%d models are followed after a restart, the idle one: %v", len(s.chains), s.chains[mine])
+	}
+}
+
+// TestFreshRecords: the signed record of a model that nobody has paid for is nobody's to show, since
+// another one of its epoch is signed after a restart. It has so many at most, whoever asks.
+func TestFreshRecords(t *testing.T) {
+	s := newShop(t)
+	terms := func() []ModelPrice { t.Helper(); return must[Terms](t)(s.Terms(t.Context())).Prices }
+	first := s.quote()
+	if got := terms(); len(got) != 1 || got[0].Hash != first.PriceRecord || got[0].Record != nil {
+		t.Errorf("%+v", got)
+	}
+	s.at.Add(60)
+	s.restart()
+	if q := s.quote(); q.PriceRecord == first.PriceRecord {
+		t.Error("the record of before the restart is made again: this test shows nothing")
+	}
+	for range 2 * maxFreshRecords {
+		s.at.Add(settle.Hour)
+		terms()
+		for _, f := range s.fresh {
+			if len(f.records) > maxFreshRecords {
+				t.Fatalf("%d records, at most %d", len(f.records), maxFreshRecords)
+			}
+		}
+	}
+	s.served(100)
+	if got := terms(); len(got) != 1 || len(got[0].Record) == 0 {
+		t.Errorf("once it was paid for: %+v", got)
+	}
 }
 
 // freshOf is the most that one node was the first to ask for.
@@ -219,7 +300,7 @@ func (s *shop) freshOf() (most int) {
 // TestCrowdedNode: who asks for many models loses his own place, and nobody else's.
 func TestCrowdedNode(t *testing.T) {
 	s := newShop(t, func(cfg *DeskConfig) {
-		cfg.Models = func(string) (Model, error) { return Model{Name: "m", Parts: shopParts}, nil }
+		cfg.Models = func(string, settle.Node) (Model, error) { return Model{Name: "m", Parts: shopParts}, nil }
 	})
 	mine := s.quote()
 	for i := range 2 * maxFresh {

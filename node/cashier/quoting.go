@@ -48,6 +48,9 @@ func (t *Teller) Quote(ctx context.Context, ask Ask) (Offer, error) {
 	if q, err = settle.NewQuote(q, now-price.record.Ref.Set); err != nil {
 		return Offer{}, explained("", err)
 	}
+	if err := t.mayEverRun(q); err != nil {
+		return Offer{}, err
+	}
 	if err := t.openQuote(q); err != nil {
 		return Offer{}, err
 	}

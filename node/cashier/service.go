@@ -81,7 +81,7 @@ type ModelPrice struct {
 	Model  string      `json:"model"` // id
 	Raw    uint64      `json:"price"` // fiat micro-units · 10⁶ per 10⁶ tokens
 	Hash   settle.Hash `json:"price_record_hash"`
-	Record []byte      `json:"price_record"` // signed, see market.PriceRecord
+	Record []byte      `json:"price_record"` // signed, see market.PriceRecord; none of a model that nobody has paid for
 }
 
 // Ask is a request for a quote. The node that asks is the quote's entry.

@@ -27,18 +27,27 @@ func (t *Teller) Run(_ context.Context, id settle.QuoteID) (Started, error) {
 	if err != nil {
 		return Started{}, err
 	}
-	if err := t.mayRun(r); err != nil {
+	if r.State == settle.Paid {
+		if err := t.keepParts(r.Quote.Model, t.node); err != nil {
+			return Started{}, err
+		}
+	}
+	counted, err := t.begin(r) // before it runs: many may be started at a time
+	if err != nil {
 		return Started{}, err
 	}
 	now := t.cfg.Books.seconds()
+	asked := r
 	r, err = t.cfg.Books.Run(id, now+runsFor(r.Quote), t.moment().Epoch)
+	if err != nil && !counted && !errors.Is(err, settle.ErrRunning) {
+		t.over(asked)
+	}
 	if errors.Is(err, settle.ErrRunning) {
 		return Started{}, &Refusal{Code: CodeState, Field: "quote", Text: err.Error(), Retry: r.Lease - min(r.Lease, now)}
 	}
 	if err != nil {
 		return Started{}, explained("quote", err)
 	}
-	t.begun(r)
 	cut("runs")
 	pass, err := t.pass(r)
 	return Started{r, t.seed(r), pass}, err
@@ -119,11 +128,11 @@ func (t *Teller) credit(r settle.Request, e Ended) (credited, error) {
 	if len(e.Receipt) == 0 {
 		return credited{}, nil
 	}
-	model, err := t.cfg.Models(r.Quote.Model)
+	parts, err := t.parts(r.Quote.Model, t.node)
 	if err != nil {
 		return credited{}, fmt.Errorf("model %s cannot be settled: %w", r.Quote.Model, err)
 	}
-	c := credited{parts: model.Parts}
+	c := credited{parts: parts}
 	receipt, err := settle.ParseReport(e.Receipt)
 	if err != nil {
 		return c, explained("receipt", err)
@@ -273,7 +282,6 @@ type kept struct {
 	Ended   Ended
 	Reports settle.Hash
 	Settled Settled
-	Shares  []settle.WorkShare // of those who are paid
 }
 
 func keptOf(e Ended, c credited, s Settled) kept {
@@ -286,7 +294,7 @@ func keptOf(e Ended, c credited, s Settled) kept {
 	if len(c.work) == 0 {
 		e.Receipt, e.Statements = nil, nil
 	}
-	return kept{e, settle.Hash(h.Sum(nil)), s, nil}
+	return kept{e, settle.Hash(h.Sum(nil)), s}
 }
 
 func keptKey(id settle.QuoteID) []byte { return append([]byte{'k'}, id[:]...) }
@@ -404,13 +412,13 @@ func (p page) keep(k keeping, now uint64) error {
 	if fees, err = fees.Add(k.settled.Fee); err != nil {
 		return err
 	}
-	record := keptOf(k.ended, k.credited, k.settled)
+	credits := shared{Tokens: k.ended.Tokens}
 	if len(k.work) > 0 {
-		if record.Shares, _, err = settle.Shares(k.parts, k.request.Tokens, k.work); err != nil {
+		if credits.Shares, _, err = settle.Shares(k.parts, k.request.Tokens, k.work); err != nil {
 			return err
 		}
 	}
-	errs := []error{p.save(keptKey(k.ended.ID), record), p.putAmount(feesKey(k.epoch), fees)}
+	errs := []error{p.save(keptKey(k.ended.ID), keptOf(k.ended, k.credited, k.settled)), p.save(sharedKey(k.ended.ID), credits), p.putAmount(feesKey(k.epoch), fees)}
 	if len(k.work) == 0 {
 		return errors.Join(errs...)
 	}
@@ -418,11 +426,12 @@ func (p page) keep(k keeping, now uint64) error {
 	if err != nil {
 		return err
 	}
+	errs = append(errs, p.putAmount(lastPaidKey(model), settle.Amount(now)))
 	for _, w := range k.work {
 		errs = append(errs, p.show(model, w, k.parts, k.seconds, now/settle.Day))
 	}
 	if k.drawn && k.timing == settle.OnTime {
-		errs = append(errs, p.done(model, k, record.Shares))
+		errs = append(errs, p.done(model, k, credits.Shares))
 	}
 	return errors.Join(errs...)
 }

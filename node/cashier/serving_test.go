@@ -156,3 +156,24 @@ func TestRates(t *testing.T) {
 	}
 	s.cfg.Books.verified(t)
 }
+
+// TestKnownParts: what runs is settled, and its model asked for again, when nobody serves it any more,
+// also after a restart.
+func TestKnownParts(t *testing.T) {
+	s := newShop(t)
+	r := s.paid()
+	must[Started](t)(s.teller().Run(t.Context(), r.Quote.ID))
+	s.at.Add(2)
+	s.cfg.Models = func(string, settle.Node) (Model, error) {
+		return Model{}, &Refusal{Code: CodeNotYet, Text: "nobody serves it", Retry: 2}
+	}
+	s.restart()
+	if out := must[Settled](t)(s.teller().End(t.Context(), s.ended(r.Quote.ID, 100, "", s.work(100)))); out.Paid != 17_000 {
+		t.Errorf("%+v", out)
+	}
+	s.quote()
+	a := s.ask()
+	a.Model = "bb" + a.Model[2:]
+	_, err := s.teller().Quote(t.Context(), a)
+	refused(t, "a model that nobody paid for", err, CodeNotYet, "")
+}

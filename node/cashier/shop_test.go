@@ -60,7 +60,7 @@ func shopAt(t *testing.T, w *bank, began int64, providers ...string) *shop {
 	s.at.Store(began)
 	s.cfg.Began = time.Unix(began, 0)
 	s.cfg.Key, s.cfg.Fee, s.cfg.FirstRaw = settletest.NewWallet("settlement").Private, s.fee.Private, 200_000_000_000
-	s.cfg.Models = func(id string) (Model, error) {
+	s.cfg.Models = func(id string, _ settle.Node) (Model, error) {
 		if id != s.model {
 			return Model{}, errors.New("nobody has it")
 		}

@@ -13,6 +13,28 @@ import (
 	"kvasird/settle/settletest"
 )
 
+// TestWithdrawalLapses: one to a wallet that has no account of the token is not tried for ever, and
+// its amount is free again.
+func TestWithdrawalLapses(t *testing.T) {
+	s := newShop(t)
+	_, out := s.served(2000)
+	has := out.Fee * 4 / 10
+	nobody := s.NewWallet("nobody")
+	p := must[Proposed](t)(s.teller().Propose(t.Context(), Change{Withdraw: has, To: nobody.Key}))
+	sig := settle.Signature(ed25519.Sign(genesisWallet.Private, []byte(p.Texts[genesisWallet.Key.String()])))
+	code := must[string](t)(totp.GenerateCode(s.secret, s.now()))
+	must[Activated](t)(s.teller().Activate(t.Context(), Activation{p.Proposal, []Signature{{genesisWallet.Key, "raw", sig}}, code}))
+	s.at.Add(int64((1 + withdrawalWaits) * s.params.EpochSeconds))
+	if err := s.Tick(t.Context()); err == nil {
+		t.Error("it was sent to a wallet without an account")
+	}
+	_, err := s.teller().Propose(t.Context(), Change{Withdraw: has, To: genesisWallet.Key})
+	refused(t, "before it lapsed", err, CodeFunds, "withdraw")
+	s.at.Add(int64(s.params.EpochSeconds))
+	must[int](t)(0, s.Tick(t.Context()))
+	must[Proposed](t)(s.teller().Propose(t.Context(), Change{Withdraw: has, To: genesisWallet.Key}))
+}
+
 // TestGovernedWithdrawal: what the genesis wallets sign with a code leaves the treasury when
 // its epoch has come, once, and no more than the treasury has.
 func TestGovernedWithdrawal(t *testing.T) {

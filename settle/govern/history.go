@@ -99,6 +99,7 @@ type taken struct {
 	ref    uint64 // when the reference in params was set, unix seconds
 
 	withdrawal Withdrawal
+	pays       uint64 // epoch in which that is paid
 }
 
 // History is the changes so far, and says what holds when. Not safe for concurrent use.
@@ -226,7 +227,7 @@ type Granted struct {
 func (h *History) Withdrawals() (all []Granted) {
 	for i, t := range h.taken {
 		if t.withdrawal != (Withdrawal{}) {
-			all = append(all, Granted{t.withdrawal, uint64(i), t.epoch})
+			all = append(all, Granted{t.withdrawal, uint64(i), t.pays})
 		}
 	}
 	return all
@@ -247,14 +248,20 @@ func (h *History) check(now Moment, p *Proposal) (taken, error) {
 		return taken{}, fmt.Errorf("govern: proposal %d expires at %d, it is %d: %w, at most 7 days ahead: propose again", p.Sequence, p.Expires, now.At, ErrExpired)
 	}
 	before := h.latest()
-	if p.Epoch <= now.Epoch || p.Epoch-now.Epoch > maxAhead || p.Epoch < before.epoch {
-		return taken{}, fmt.Errorf("govern: epoch %d: %w: from %d to %d", p.Epoch, ErrEpoch, max(now.Epoch+1, before.epoch), now.Epoch+maxAhead)
+	holds, soonest := p.Epoch, max(now.Epoch+1, before.epoch)
+	if p.Withdrawal != (Withdrawal{}) {
+		// It changes no parameter: its place among those that do is the next, whenever it is paid.
+		// Else one that is far ahead would put off every change until then.
+		holds, soonest = soonest, now.Epoch+1
+	}
+	if p.Epoch < soonest || p.Epoch-now.Epoch > maxAhead {
+		return taken{}, fmt.Errorf("govern: epoch %d: %w: from %d to %d", p.Epoch, ErrEpoch, soonest, now.Epoch+maxAhead)
 	}
 	next, renewed, err := h.apply(p, before.params)
 	if err != nil {
 		return taken{}, err
 	}
-	t := taken{epoch: p.Epoch, due: max(h.due(now, p.Epoch), now.At), params: next, ref: before.ref, withdrawal: p.Withdrawal}
+	t := taken{epoch: holds, due: max(h.due(now, holds), now.At), params: next, ref: before.ref, withdrawal: p.Withdrawal, pays: p.Epoch}
 	if renewed {
 		t.ref = t.due
 	}

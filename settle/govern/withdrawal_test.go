@@ -57,3 +57,37 @@ func TestWithdrawals(t *testing.T) {
 		x.open()
 	}
 }
+
+// A withdrawal that is paid late keeps no change from holding before it, and waits for none.
+func TestLateWithdrawal(t *testing.T) {
+	x := newTown(t)
+	withdraw := func(epoch uint64) *Proposal {
+		t.Helper()
+		p, err := x.g.ProposeWithdrawal(x.now, epoch, settle.Day, Withdrawal{wallet(9), 1500})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return p
+	}
+	x.must(x.activate(withdraw(100 + maxAhead)))
+	x.pass(1)
+	x.must(x.change(2, map[string]uint64{"fee": 200_000}))
+	x.pass(1)
+	x.must(x.activate(withdraw(103)))
+	for range 2 {
+		if got := x.g.Withdrawals(); len(got) != 2 || got[0].Epoch != 100+maxAhead || got[1].Epoch != 103 {
+			t.Errorf("%+v", got)
+		}
+		for epoch, want := range map[uint64]uint64{102: 150_000, 103: 200_000, 2000: 200_000} {
+			if fee := x.fee(epoch); fee != want {
+				t.Errorf("epoch %d: a fee of %d, want %d", epoch, fee, want)
+			}
+		}
+		x.open()
+	}
+	for _, epoch := range []uint64{102, 103 + maxAhead} {
+		if _, err := x.g.ProposeWithdrawal(x.now, epoch, settle.Day, Withdrawal{wallet(9), 1500}); !errors.Is(err, ErrEpoch) {
+			t.Errorf("in epoch %d: %v", epoch, err)
+		}
+	}
+}
