@@ -39,10 +39,10 @@ check: deps ## format, vet, staticcheck, tidy, build without cgo, tests with the
 	go vet -tags nettest ./p2p
 	go vet -tags chaos,soak,sim,sdk,load ./node
 	go vet -tags reflink ./ggml/store
-	go vet -tags svm ./settle/... ./node/cashier ./node
+	go vet -tags svm ./settle/... ./node/cashier ./node/pay ./node
 	go run $(STATICCHECK) ./...
 	go run $(STATICCHECK) -tags nettest ./p2p
-	go run $(STATICCHECK) -tags svm ./settle/... ./node/cashier
+	go run $(STATICCHECK) -tags svm ./settle/... ./node/cashier ./node/pay
 	go mod tidy -diff
 	CGO_ENABLED=0 go build ./...
 	CGO_ENABLED=0 go vet ./...

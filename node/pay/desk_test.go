@@ -92,7 +92,7 @@ func (s *square) openDesk(entry settle.Node) {
 	desk := must(cashier.OpenDesk(cashier.DeskConfig{Network: network, Cluster: devnet, Key: settletest.NewWallet("settlement").Private, Books: s.books,
 		Chain: client, Vault: keyed{client, s.operator.Private, fee.Private}, Governor: governor, Decimals: 6, FirstRaw: 1e12, Began: began,
 		Fee: fee.Private,
-		Models: func(string) (cashier.Model, error) {
+		Models: func(string, settle.Node) (cashier.Model, error) {
 			return cashier.Model{Name: "m", Parts: []settle.Part{{Weight: 1, PerToken: 1}}}, nil
 		}}))
 	s.desk = desk.As(entry)
