@@ -146,6 +146,7 @@ func TestPlanOfLiveNetwork(t *testing.T) {
 func (n *network) plansUnknown(at string) {
 	n.t.Helper()
 	r := n.join("r", "--peer", at, "--role", "relay")
+	n.sees(r, func(*api.Status) bool { return true }) // a plan before that would have its data folder
 	p := n.plansUntil(r, "backbone", func(p livePlan) bool { return len(p.Nodes) == 4 })
 	if p.Model != "backbone" || p.Nodes[0].Has != "" {
 		n.t.Errorf("planned %+v for %s", p.Nodes, p.Model)
