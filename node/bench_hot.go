@@ -37,6 +37,9 @@ func (b *bench) hot() error {
 	if err != nil {
 		return err
 	}
+	if err := s.openFar(); err != nil {
+		return errors.Join(err, s.Close())
+	}
 	rows := make([]hotRow, len(hotWays))
 	for i, n := range hotWays {
 		if rows[i], err = s.keeping(n); err != nil {
