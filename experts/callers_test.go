@@ -75,3 +75,13 @@ func callers(t *testing.T, d *Dispatcher, n int) (stop func() (answers int64)) {
 	t.Helper()
 	return startBusy(t, d, n).end
 }
+
+// ended says whether a channel is closed.
+func ended(stop <-chan struct{}) bool {
+	select {
+	case <-stop:
+		return true
+	default:
+		return false
+	}
+}

@@ -134,12 +134,7 @@ func TestDraftWhileLocalChanges(t *testing.T) {
 	drafts.Go(func() {
 		call := draftCall(0, 9, false)
 		want, zero := alone(t, whole, call), make([]float32, call.OutWidth)
-		for {
-			select {
-			case <-stop:
-				return
-			default:
-			}
+		for !ended(stop) {
 			poison(call)
 			if err := d.Compute(t.Context(), call); err != nil {
 				t.Error(err)

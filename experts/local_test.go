@@ -88,12 +88,7 @@ func TestLocalChanges(t *testing.T) {
 		call := testCall(uint64(i), 1+9*i, i%2 == 0)
 		want := alone(t, wholeLayer(), call)
 		running.Go(func() {
-			for {
-				select {
-				case <-stop:
-					return
-				default:
-				}
+			for !ended(stop) {
 				poison(call)
 				if err := d.Compute(t.Context(), call); err != nil {
 					t.Error(err)
@@ -109,12 +104,7 @@ func TestLocalChanges(t *testing.T) {
 	guess.Draft = true
 	right := alone(t, wholeLayer(), guess)
 	running.Go(func() {
-		for {
-			select {
-			case <-stop:
-				return
-			default:
-			}
+		for !ended(stop) {
 			if err := d.Compute(t.Context(), guess); err != nil {
 				t.Error(err)
 				return

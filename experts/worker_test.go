@@ -104,12 +104,7 @@ func TestWorkerClose(t *testing.T) {
 	for i := range 4 {
 		wg.Go(func() {
 			call := testCall(uint64(i), 2, false)
-			for {
-				select {
-				case <-stop:
-					return
-				default:
-				}
+			for !ended(stop) {
 				if err := d.Compute(context.Background(), call); err != nil {
 					t.Error(err)
 					return
