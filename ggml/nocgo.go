@@ -60,6 +60,10 @@ func (*Kernel) SetProgram(int, []byte) (int, int, int, error) {
 }
 func (*Kernel) Compute(int, []float32, []int32, []int32, []float32) error { return ErrNoLibrary }
 
+func (*Runtime) RowOp(string, RowOp, []float32, int) ([]float32, error) {
+	return nil, ErrNoLibrary
+}
+
 func (*Runtime) Devices() []Device             { return nil }
 func (*Runtime) Features() []string            { return nil }
 func (*Runtime) Variant() string               { return "none" }
