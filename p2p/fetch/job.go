@@ -58,6 +58,9 @@ type claim struct {
 	id   uint64 // of the request, 0 before it is sent and for a tree; guarded by job.mu
 	at   time.Time
 	got  atomic.Int64
+
+	stored int64 // bytes of it that the sink took; belongs to who stores, as does wrong
+	wrong  bool  // the sink refused some
 }
 
 func newJob(c *Client, req Request) (*job, error) {
@@ -153,11 +156,12 @@ func (j *job) take(l *link, idle bool, now time.Time) *claim {
 			}
 		}
 	}
+	chunk := l.chunk(now, j.shareLocked())
 	for _, file := range j.order {
 		if j.treeMissingLocked(file) {
 			continue
 		}
-		if s, ok := first(j.pending[file], l.held[file], l.chunk(now)); ok {
+		if s, ok := first(j.pending[file], l.held[file], chunk); ok {
 			j.pending[file] = subtract(j.pending[file], []Span{s})
 			return j.claimLocked(&work{file: file, span: s}, l, now)
 		}
@@ -166,6 +170,16 @@ func (j *job) take(l *link, idle bool, now time.Time) *claim {
 		return j.claimLocked(w, l, now)
 	}
 	return nil
+}
+
+// shareLocked is what each request may ask for if all sources are to be done at about the same
+// time. (Guided self-scheduling: Polychronopoulos and Kuck, 1987.)
+func (j *job) shareLocked() int64 {
+	left := int64(0)
+	for _, spans := range j.pending {
+		left += sum(spans)
+	}
+	return left / int64(depth*max(1, len(j.links)))
 }
 
 func (j *job) claimLocked(w *work, l *link, now time.Time) *claim {

@@ -13,6 +13,9 @@ import (
 const (
 	// depth is how many ranges are asked of a source at a time: one on the way, one asked.
 	depth = 2
+	// A range is what a source gives in so long.
+	mostTime  = time.Second / 2
+	leastTime = time.Second / 32
 	// maxRetracted bounds how often a source may be without what it had.
 	maxRetracted = 8
 )
@@ -37,9 +40,12 @@ type link struct {
 	stored atomic.Int64 // ranges and trees that the sink took
 }
 
+// filled is what was read of a range, in order: whole groups, but at its end. The last of it
+// brings the buffer back.
 type filled struct {
 	claim *claim
 	data  []byte
+	buf   []byte
 }
 
 // runLink works for the job with a source until the job is over, and returns why it ended
@@ -102,13 +108,15 @@ func (l *link) refresh(files []int) error {
 	return nil
 }
 
-// chunk is how many bytes to ask for at once: half a second's worth.
-func (l *link) chunk(now time.Time) int64 {
+// chunk is how many bytes to ask for at once: half a second's worth, and towards the end its
+// share of what is left, but leastTime's worth, since the next request must be there in time.
+func (l *link) chunk(now time.Time, share int64) int64 {
 	perSecond, _ := l.d.meter.rate(now)
-	if perSecond == 0 {
-		return min(firstChunk, l.j.c.most)
+	n := float64(firstChunk)
+	if perSecond > 0 {
+		n = min(perSecond*mostTime.Seconds(), max(perSecond*leastTime.Seconds(), float64(share)))
 	}
-	return min(max(int64(perSecond/2)/Group*Group, Group), l.j.c.most)
+	return min(max(int64(n)/Group*Group, Group), l.j.c.most)
 }
 
 // needs guesses how long the source would need for n bytes.
@@ -209,8 +217,9 @@ func (l *link) limit(ctx context.Context, n int64) error {
 	return err
 }
 
-// receive reads the answer to c and hands it on to be stored. When it breaks off, the whole
-// groups of it are not lost.
+// receive reads the answer to c and hands it on to be stored, piece by piece, so that it is
+// verified while the next one comes, and while it is in the cache of the processor. When it
+// breaks off, the whole groups of it are not lost.
 func (l *link) receive(ctx context.Context, c *claim) error {
 	var buf []byte
 	select {
@@ -218,25 +227,39 @@ func (l *link) receive(ctx context.Context, c *claim) error {
 	case <-ctx.Done():
 		return ctx.Err()
 	}
-	want, got := int(c.work.span.Len), 0
+	want, given := int(c.work.span.Len), 0
 	if cap(buf) < want {
 		buf = make([]byte, want)
 	}
 	buf = buf[:want]
 	err := l.d.readRange(c.id, buf, func(n int) {
-		got = n
 		c.got.Store(int64(n))
+		if n < want {
+			n -= n % Group
+		}
+		if n > given {
+			l.filled <- filled{claim: c, data: buf[given:n]}
+			given = n
+		}
 	})
+	l.filled <- filled{claim: c, buf: buf}
 	var no refusal
 	if errors.As(err, &no) {
-		l.free <- buf
+		l.settle()
 		return l.refused(c, no)
 	}
-	if err != nil {
-		got -= got % Group
-	}
-	l.filled <- filled{c, buf[:got]}
 	return err
+}
+
+// settle waits until all that was read is stored, which is when all buffers are back.
+func (l *link) settle() {
+	var bufs [depth][]byte
+	for i := range bufs {
+		bufs[i] = <-l.free
+	}
+	for _, b := range bufs {
+		l.free <- b
+	}
 }
 
 // refused takes a claim back that the source refuses.
@@ -323,25 +346,30 @@ func (l *link) rest(ctx context.Context) (over bool, err error) {
 func (l *link) storeAll() {
 	for f := range l.filled {
 		l.store(f)
-		l.free <- f.data[:cap(f.data)]
+		if f.buf != nil {
+			l.free <- f.buf
+		}
 	}
 }
 
 func (l *link) store(f filled) {
-	w := f.claim.work
-	if len(f.data) == 0 || l.j.isOver(w) {
+	w, c := f.claim.work, f.claim
+	if len(f.data) == 0 || c.wrong || l.j.isOver(w) {
 		return
 	}
-	err := l.j.req.Sink.WriteGroups(w.file, w.span.Off, f.data)
+	off := w.span.Off + c.stored
+	err := l.j.req.Sink.WriteGroups(w.file, off, f.data)
 	switch {
-	case err == nil && int64(len(f.data)) == w.span.Len:
-		l.stored.Add(1)
-		l.j.finish(f.claim)
 	case err == nil:
+		if c.stored += int64(len(f.data)); c.stored == w.span.Len {
+			l.stored.Add(1)
+			l.j.finish(c)
+		}
 	case isWrong(err):
+		c.wrong = true
 		l.fail(FaultData, err)
 	default:
-		l.j.stop(fmt.Errorf("fetch: store %d bytes at %d of file %d: %w", len(f.data), w.span.Off, w.file, err))
+		l.j.stop(fmt.Errorf("fetch: store %d bytes at %d of file %d: %w", len(f.data), off, w.file, err))
 	}
 }
 
