@@ -16,8 +16,9 @@
 //   - Groups leave the set durably before their bytes are given back to the disk.
 //   - The space taken never exceeds the limit: it is charged before it is used.
 //
-// Until they are flushed (64 MiB or one second later), new groups are held in this
-// process only: a crash loses them, and the space they took is reclaimed at Open.
+// Until they are flushed (which begins 64 MiB or one second later), new groups are held in
+// this process only: a crash loses them, 256 MiB at most, and the space they took is
+// reclaimed at Open.
 //
 // # On disk
 //

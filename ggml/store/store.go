@@ -18,11 +18,13 @@ import (
 // ErrNoModel is wrapped when the store has no model of an id.
 var ErrNoModel = errors.New("no such model in the store")
 
-// When new groups are made durable: once so many bytes of a model wait, or so long
-// after the first of them.
+// When new groups are made durable, beside those who write: once so many bytes of a model
+// wait, or so long after the first of them. Who writes waits for the disk only when mostWaiting
+// bytes are behind.
 const (
-	flushBytes = 64 << 20
-	flushDelay = time.Second
+	flushBytes  = 64 << 20
+	flushDelay  = time.Second
+	mostWaiting = 4 * flushBytes
 )
 
 // Prefixes of folders that are being made or removed.
@@ -40,8 +42,9 @@ type Store struct {
 	opMu     sync.Mutex // held while a model is added, removed, pinned or replaced
 	importMu sync.Mutex // one import at a time, as the disk is what it waits for
 
-	kick chan struct{} // something waits to be flushed
-	stop chan struct{}
+	kick  chan struct{} // something waits to be flushed
+	hurry chan struct{} // and is flushBytes or more
+	stop  chan struct{}
 	done sync.WaitGroup
 
 	mu       sync.Mutex // guards what follows, Model.used and Model.reserved
@@ -71,7 +74,7 @@ func open(dir string, limit int64, d *disk) (*Store, error) {
 	}
 	s := &Store{
 		dir: dir, limit: limit, disk: d, models: make(map[gguf.ModelID]*Model),
-		kick: make(chan struct{}, 1), stop: make(chan struct{}),
+		kick: make(chan struct{}, 1), hurry: make(chan struct{}, 1), stop: make(chan struct{}),
 	}
 	entries, err := os.ReadDir(dir)
 	if err != nil {
@@ -149,20 +152,22 @@ func (s *Store) flushLoop() {
 		select {
 		case <-s.stop:
 			return
+		case <-s.hurry:
 		case <-timer.C:
 		}
 		for _, m := range s.Models() {
 			if err := m.flush(); err != nil {
 				m.failed(err)
-				s.wake() // to try again when there may be space
+				wake(s.kick) // to try again when there may be space
 			}
 		}
 	}
 }
 
-func (s *Store) wake() {
+// wake has the loop that waits for c look again.
+func wake(c chan<- struct{}) {
 	select {
-	case s.kick <- struct{}{}:
+	case c <- struct{}{}:
 	default:
 	}
 }

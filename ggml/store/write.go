@@ -142,7 +142,8 @@ func (m *Model) leavesOf(file int) ([]words, error) {
 // one is a *WrongDataError. Groups that are held are left alone. A full disk is a
 // *gguf.DiskFullError, a full store a *LimitError; both leave the store valid.
 //
-// The groups are held when it returns, and durable a second later or after Flush.
+// The groups are held when it returns, and durable a second or mostWaiting bytes later, or
+// after Flush.
 func (m *Model) WriteGroups(file int, off int64, data []byte) error {
 	if err := m.checkFile(file); err != nil {
 		return err
@@ -167,12 +168,15 @@ func (m *Model) WriteGroups(file int, off int64, data []byte) error {
 		return err
 	}
 	m.mu.Lock()
-	full := m.waiting >= flushBytes
+	waiting := m.waiting
 	m.mu.Unlock()
-	if full {
+	if waiting >= mostWaiting {
 		return m.Flush()
 	}
-	m.store.wake()
+	wake(m.store.kick)
+	if waiting >= flushBytes {
+		wake(m.store.hurry)
+	}
 	return m.failed(nil)
 }
 
