@@ -1,6 +1,6 @@
 # Every target works from a plain checkout; `make help` lists them.
 .DEFAULT_GOAL := help
-.PHONY: help deps build test test-sdk test-settle settle-deps test-x402 x402-deps test-load test-net test-chaos test-reflink sim sim-scale soak test-vulkan check demo demo-paid bench bench-plan bench-hot bench-rtt bench-server bench-peers bench-net bench-books bench-gossip fuzz clean clean-deps
+.PHONY: help deps build test test-sdk test-settle settle-deps test-x402 x402-deps test-load test-net test-chaos test-reflink sim sim-scale soak test-vulkan check demo demo-paid bench bench-plan bench-hot bench-rtt bench-server bench-peers bench-downloads bench-net bench-books bench-gossip fuzz clean clean-deps
 
 STATICCHECK = honnef.co/go/tools/cmd/staticcheck@v0.8.2
 GO_FILES    = $(shell find cmd node p2p ring experts market settle ggml -name '*.go' 2>/dev/null)
@@ -130,6 +130,9 @@ bench-server: build ## tokens/s through HTTP against llama.cpp's own server (Deb
 bench-peers: build ## against llama.cpp's RPC backend and the bound of a round trip for each layer; more workers, bad ones (Debian: cmake g++)
 	packaging/llama-server.sh
 	bin/kvasird bench --only peers --rounds 2 --server build/llama-server/bin/llama-server --rpc build/llama-server/bin/ggml-rpc-server
+
+bench-downloads: build ## verified downloads from 1, 2 and 4 peers against raw lanes, on loopback and over 200 Mbit/s each
+	bin/kvasird bench --only downloads
 
 bench-net: ## measure discovery and round trips across namespaces, delay and loss (as test-net)
 	go test -tags nettest -count=1 -timeout 15m -run '^TestFigures$$' -v ./p2p | grep -v -e '^=== ' -e '^ *---'

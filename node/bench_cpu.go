@@ -43,6 +43,11 @@ func cpuOf(pid int) (time.Duration, error) {
 // machineTime is the time of all cores so far.
 type machineTime struct{ all, idle time.Duration }
 
+// busySince is the share of the time since an earlier one that the cores were in use.
+func (m machineTime) busySince(before machineTime) float64 {
+	return 1 - (m.idle-before.idle).Seconds()/(m.all-before.all).Seconds()
+}
+
 func cpuOfMachine() (m machineTime, err error) {
 	stat, err := os.ReadFile("/proc/stat")
 	if err != nil {

@@ -173,8 +173,7 @@ func (l *load) measure(ctx context.Context, d *experts.Dispatcher, c *crew) (rat
 	ownAfter, machineAfter, cpuErr := c.cpu()
 	close(end)
 	all.Wait()
-	busy = 1 - (machineAfter.idle-machine.idle).Seconds()/(machineAfter.all-machine.all).Seconds()
-	return float64(n) / took, (ownAfter - own).Seconds() / took, busy, errors.Join(append(errs, err, cpuErr, ctx.Err())...)
+	return float64(n) / took, (ownAfter - own).Seconds() / took, machineAfter.busySince(machine), errors.Join(append(errs, err, cpuErr, ctx.Err())...)
 }
 
 // caller asks until end is closed. It says when its first answers are there.

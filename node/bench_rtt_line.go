@@ -9,8 +9,8 @@ import (
 )
 
 // delayedConn is one end of a connection whose writes arrive later, in order, as over a
-// long line, which may carry so many bytes a second only. A write never waits: it is kept
-// until it is due.
+// long line, which may carry so many bytes a second only. What is written is kept until it is
+// due. A write waits only for a line with a rate, as long as lineBuffer bytes are kept.
 type delayedConn struct {
 	net.Conn
 	delay time.Duration
@@ -21,12 +21,15 @@ type delayedConn struct {
 
 	mu    sync.Mutex // guards the rest
 	queue []delayedWrite
+	kept  int       // bytes that are not handed over yet
+	room  sync.Cond // kept is less, or err is set
 	free  time.Time // when the line has carried what is on it
 	err   error     // of the line, for later writes
 }
 
 const (
 	linePacket = 1448                   // bytes
+	lineBuffer = 1 << 20                // bytes, as those of a socket
 	lineStall  = 200 * time.Millisecond // the shortest time after which Linux sends a lost packet again unasked
 )
 
@@ -44,6 +47,7 @@ func delayConn(c net.Conn, delay time.Duration, l line) net.Conn {
 		return c
 	}
 	d := &delayedConn{Conn: c, delay: delay, line: l, kick: make(chan struct{}, 1), ended: make(chan struct{})}
+	d.room.L = &d.mu
 	d.sent.Go(d.send)
 	return d
 }
@@ -51,9 +55,13 @@ func delayConn(c net.Conn, delay time.Duration, l line) net.Conn {
 func (d *delayedConn) Write(b []byte) (int, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	for d.err == nil && d.line.rate > 0 && d.kept >= lineBuffer {
+		d.room.Wait()
+	}
 	if d.err != nil {
 		return 0, d.err
 	}
+	d.kept += len(b)
 	if now := time.Now(); d.free.Before(now) {
 		d.free = now
 	}
@@ -102,6 +110,10 @@ func (d *delayedConn) send() {
 				d.fail(err)
 				return
 			}
+			d.mu.Lock()
+			d.kept -= len(w.data)
+			d.room.Signal()
+			d.mu.Unlock()
 		}
 	}
 }
@@ -111,6 +123,7 @@ func (d *delayedConn) fail(err error) {
 	defer d.mu.Unlock()
 	if d.err == nil {
 		d.err = err
+		d.room.Broadcast()
 		close(d.ended)
 	}
 }
@@ -123,7 +136,7 @@ func (d *delayedConn) Close() error {
 	return err
 }
 
-// A write never waits, so its deadline is of no use; the one under it is not set
+// A write waits for the line alone, and has no deadline; the one under it is not set
 // either, since a write is due when the deadline of its caller has passed.
 func (d *delayedConn) SetWriteDeadline(time.Time) error { return nil }
 func (d *delayedConn) SetDeadline(t time.Time) error    { return d.SetReadDeadline(t) }
