@@ -55,7 +55,7 @@ func (b *bench) downloads() error {
 		"All hosts share the %d cores of this machine with the verification. Raw: read and dropped. Copied: from file to file, unverified. "+
 		"Memory: files in %s. Disk: until all is durable. Opening the lanes takes no round trips of the line.\n\n",
 		bytesText(downloadBytes), runtime.NumCPU(), memoryDir)
-	t := newTable(b.out, "line to each", "peers", "raw MB/s", "copied MB/s", "verified MB/s", "of the machine in use", "of copied", "of raw", "wanted", "", "to disk MB/s", "of raw")
+	t := newTable(b.out, "line to each", "peers", "raw MB/s", "copied MB/s", "verified MB/s", "CPU of each, ns/byte", "of the machine in use", "of copied", "of raw", "wanted", "", "to disk MB/s", "of raw")
 	for _, l := range downloadLines {
 		d.line = l.line
 		for _, n := range []int{1, 2, 4} {
@@ -78,11 +78,12 @@ func (d *download) row(n int) ([]string, error) {
 		func() (float64, error) { return d.fetch(n, d.dir, true) },
 	}
 	const raw, copied, memory, disk = 0, 1, 2, 3
-	rates := make([][]float64, len(ways))
+	rates, costs := make([][]float64, len(ways)), make([][]float64, len(ways))
 	var busy []float64
+	all := &crew{} // this process alone
 	for range d.Rounds {
 		for i, way := range ways {
-			before, err := cpuOfMachine()
+			own, machine, err := all.cpu()
 			if err != nil {
 				return nil, err
 			}
@@ -90,13 +91,14 @@ func (d *download) row(n int) ([]string, error) {
 			if err != nil {
 				return nil, err
 			}
-			rates[i] = append(rates[i], mbps)
-			after, err := cpuOfMachine()
+			ownAfter, machineAfter, err := all.cpu()
 			if err != nil {
 				return nil, err
 			}
+			rates[i] = append(rates[i], mbps)
+			costs[i] = append(costs[i], float64((ownAfter-own).Nanoseconds())/downloadBytes)
 			if i == memory {
-				busy = append(busy, after.busySince(before))
+				busy = append(busy, machineAfter.busySince(machine))
 			}
 		}
 	}
@@ -106,7 +108,8 @@ func (d *download) row(n int) ([]string, error) {
 		verdict[1] = "cores full"
 	}
 	rate := func(i int) string { return fmt.Sprintf("%.0f", median(rates[i])) }
-	row := []string{rate(raw), rate(copied), rate(memory), fmt.Sprintf("%.0f %%", 100*median(busy)),
+	row := []string{rate(raw), rate(copied), rate(memory),
+		fmt.Sprintf("%.1f / %.1f / %.1f", median(costs[raw]), median(costs[copied]), median(costs[memory])), fmt.Sprintf("%.0f %%", 100*median(busy)),
 		fmt.Sprintf("%.2f", medianRatio(rates[memory], rates[copied])), fmt.Sprintf("%.2f", ratio)}
 	return append(append(row, verdict...), rate(disk), fmt.Sprintf("%.2f", medianRatio(rates[disk], rates[raw]))), nil
 }

@@ -1,8 +1,10 @@
 package node
 
 import (
+	"errors"
 	"io"
 	"math"
+	"net"
 	"testing"
 	"time"
 )
@@ -55,5 +57,33 @@ func TestCompareLogits(t *testing.T) {
 		if math.Abs(v.got-v.want) > 1e-6 {
 			t.Errorf("%s: got %g, want %g", v.name, v.got, v.want)
 		}
+	}
+}
+
+// A line with a rate holds back who writes faster, and lets go when it is closed.
+func TestLineHoldsBack(t *testing.T) {
+	near, far, err := linePair(2*time.Millisecond, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer far.Close()
+	failed := make(chan error, 1)
+	go func() {
+		if n, err := near.Write(make([]byte, lineBuffer)); n != lineBuffer || err != nil {
+			t.Errorf("wrote %d bytes, %v", n, err)
+		}
+		_, err := near.Write(make([]byte, 1))
+		failed <- err
+	}()
+	select {
+	case err := <-failed:
+		t.Errorf("a line that is full took more: %v", err)
+	case <-time.After(50 * time.Millisecond):
+	}
+	if err := near.Close(); err != nil {
+		t.Error(err)
+	}
+	if err := <-failed; !errors.Is(err, net.ErrClosed) {
+		t.Errorf("%v, want %v", err, net.ErrClosed)
 	}
 }
