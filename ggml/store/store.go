@@ -45,7 +45,7 @@ type Store struct {
 	kick  chan struct{} // something waits to be flushed
 	hurry chan struct{} // and is flushBytes or more
 	stop  chan struct{}
-	done sync.WaitGroup
+	done  sync.WaitGroup
 
 	mu       sync.Mutex // guards what follows, Model.used and Model.reserved
 	models   map[gguf.ModelID]*Model
