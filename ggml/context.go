@@ -323,5 +323,13 @@ func (c *Context) experts(s *C.struct_kv_split) (err error) {
 
 		Draft: c.current.draft,
 	}
-	return m.experts(c.current.ctx, &c.call)
+	if s.sum != nil {
+		c.call.Weights = unsafe.Slice((*float32)(unsafe.Pointer(s.router)), pairs)
+		c.call.Sum = unsafe.Slice((*float32)(unsafe.Pointer(s.sum)), int(s.tokens)*int(s.out_width))
+	}
+	err = m.experts(c.current.ctx, &c.call)
+	if c.call.Summed {
+		s.summed = 1
+	}
+	return err
 }

@@ -23,6 +23,13 @@ type ExpertCall struct {
 	IDs          []int32   // [tokens*Used] expert of each pair, as the router numbers them
 	Out          []float32 // [len(IDs)*OutWidth] to be filled in the order of the pairs; ggml's memory
 
+	// Where the graph goes on with a sum over each token's experts, weighted by the router, it may
+	// be filled in place of Out, which then Summed says: product by product, added in the order of
+	// the pairs, each result rounded to f32. Both are ggml's memory, and nil elsewhere.
+	Weights []float32 // [len(IDs)]
+	Sum     []float32 // [tokens*OutWidth]
+	Summed  bool
+
 	// Draft says that the call is of Context.Draft: what comes of it is a guess, which may do
 	// without some experts.
 	Draft bool

@@ -3,10 +3,15 @@
 // The swarm device. Its method, measured for every MoE architecture of
 // llama.cpp v0.5.0: expert weights live in a buffer type of ours, which only
 // this device supports; so the scheduler gives it the operations over them, in
-// one run per layer ("split"), whose only inputs are the rows and the chosen
-// ids. The device reads the split as a short program and asks Go to compute it.
+// one run per layer ("split"), whose only inputs are the rows, the chosen ids
+// and the router's weights. The device reads the split as a short program and
+// asks Go to compute it.
 //
-// Nothing here computes. The weights' buffer is reserved address space.
+// Where the graph goes on with the product by those weights and the sum over a
+// token's experts, the split has these too ("tail"): they are computed here,
+// as the graph says, unless Go has done it.
+//
+// No expert is computed here. The weights' buffer is reserved address space.
 #include "swarm.h"
 
 #include <stdio.h>
@@ -147,6 +152,50 @@ static bool in_chain(const struct ggml_tensor * t) {
     }
 }
 
+// ---- the tail: the rows of a token's experts, weighted and summed ----
+
+// The product of rows [width, used, tokens] and the router's weights [1, used, tokens].
+static bool is_weighted(const struct ggml_tensor * t) {
+    const struct ggml_tensor * w = t->src[1];
+    return t->op == GGML_OP_MUL && t->type == GGML_TYPE_F32 && t->ne[1] > 1 && t->ne[3] == 1 && ggml_is_contiguous(t) &&
+           ggml_are_same_shape(t, t->src[0]) && in_chain(t->src[0]) && !in_chain(w) && w->type == GGML_TYPE_F32 &&
+           w->ne[0] == 1 && w->ne[1] == t->ne[1] && w->ne[2] == t->ne[2] && w->ne[3] == 1 && ggml_is_contiguous(w);
+}
+
+// A token's k-th weighted row, for every token: the product, or NULL.
+static const struct ggml_tensor * slice_of(const struct ggml_tensor * t, int64_t k) {
+    const struct ggml_tensor * m = t->op == GGML_OP_VIEW ? t->src[0] : NULL;
+    if (!m || !is_weighted(m) || t->type != GGML_TYPE_F32 || k >= m->ne[1] || t->ne[0] != m->ne[0] || t->ne[1] != m->ne[2] ||
+        t->ne[2] != 1 || t->ne[3] != 1 || t->nb[0] != sizeof(float) || t->nb[1] != m->nb[2] ||
+        t->view_offs != m->view_offs + k * m->nb[1]) {
+        return NULL;
+    }
+    return m;
+}
+
+// The sum of the first n+1 slices in their order: the product, or NULL.
+static const struct ggml_tensor * sum_of(const struct ggml_tensor * t, int64_t * n) {
+    if (t->op != GGML_OP_ADD) {
+        *n = 0;
+        return slice_of(t, 0);
+    }
+    const struct ggml_tensor * m = t->type == GGML_TYPE_F32 && ggml_is_contiguous(t) ? sum_of(t->src[0], n) : NULL;
+    *n += 1;
+    return m && slice_of(t->src[1], *n) == m ? m : NULL;
+}
+
+static bool in_tail(const struct ggml_tensor * t) {
+    int64_t n;
+    switch (t->op) {
+        case GGML_OP_MUL:
+            return is_weighted(t);
+        case GGML_OP_ADD:
+            return sum_of(t, &n) != NULL;
+        default:
+            return false;
+    }
+}
+
 // ---- reading a split ----
 
 struct reader {
@@ -154,6 +203,8 @@ struct reader {
     const struct ggml_tensor * rows;
     const struct ggml_tensor * ids;
     const struct ggml_tensor * node[KV_MAX_OPS]; // whose result is value i+1
+    const struct ggml_tensor * weighted;         // the tail's product, or NULL
+    const struct ggml_tensor * sum;              // the last addition of it
 };
 
 static bool refuse(struct kv_split * s, const struct ggml_tensor * t, const char * why) {
@@ -264,18 +315,54 @@ static bool read_node(struct reader * r, const struct ggml_tensor * t) {
     return ok;
 }
 
+// The tail comes after the experts, and in order.
+static bool read_tail(struct reader * r, const struct ggml_tensor * t) {
+    const struct ggml_tensor * before = r->sum ? r->sum : r->weighted;
+    if (t->op == GGML_OP_MUL) {
+        if (before || r->split->n_ops == 0 || t->src[0] != r->node[r->split->n_ops - 1]) {
+            return refuse(r->split, t, "a weighting of something else than the experts' rows");
+        }
+        r->weighted = t;
+        return true;
+    }
+    const struct ggml_tensor * a = t->src[0];
+    if (!before || t->src[1]->src[0] != r->weighted || (r->sum ? a != r->sum : a->src[0] != r->weighted)) {
+        return refuse(r->split, t, "a sum of something else than the experts' rows");
+    }
+    r->sum = t;
+    return true;
+}
+
+// The whole of the tail, or none of it.
+static bool check_tail(struct reader * r) {
+    if (!r->weighted) {
+        return true;
+    }
+    int64_t n = 0;
+    if (!r->sum || sum_of(r->sum, &n) != r->weighted || n + 1 != r->weighted->ne[1] ||
+        r->weighted->ne[1] != r->ids->ne[0] || r->weighted->ne[2] != r->ids->ne[1]) {
+        return refuse(r->split, r->sum ? r->sum : r->weighted, "a part of the sum over a token's experts");
+    }
+    r->split->router = r->weighted->src[1]->data;
+    r->split->sum    = r->sum->data;
+    return true;
+}
+
 static bool read_split(struct kv_split * s, struct ggml_cgraph * graph, const struct ggml_tensor ** ids) {
     struct reader r = { .split = s };
     for (int i = 0; i < ggml_graph_n_nodes(graph); i++) {
         const struct ggml_tensor * t = ggml_graph_node(graph, i);
         // the scheduler leaves views with their source: those that are not the experts' compute nothing
         const bool idle = t->op == GGML_OP_NONE || (t->op == GGML_OP_VIEW && !in_chain(t));
-        if (!idle && !read_node(&r, t)) {
+        if (!idle && !(in_tail(t) ? read_tail(&r, t) : read_node(&r, t))) {
             return false;
         }
     }
     if (s->n_ops == 0 || !r.rows || !r.ids || s->n_weights == 0) {
         return refuse(s, NULL, "no rows, no experts or no weights in it");
+    }
+    if (!check_tail(&r)) {
+        return false;
     }
     const struct ggml_tensor * out = r.node[s->n_ops - 1];
     s->used      = (int32_t) r.ids->ne[0];
@@ -310,7 +397,7 @@ struct scratch {
 
 struct swarm_backend {
     uintptr_t       context;
-    struct scratch  ids, rows;
+    struct scratch  ids, rows, router, out;
     struct kv_split split;
 };
 
@@ -330,32 +417,79 @@ static bool overlap(const void * a, size_t n, const void * b, size_t m) {
     return (const char *) a < (const char *) b + m && (const char *) b < (const char *) a + n;
 }
 
+// Whether what is read lies in what is written.
+static bool clobbered(const struct kv_split * s, const void * data, size_t size) {
+    const size_t sum = (size_t) s->tokens * s->out_width * sizeof(float);
+    return overlap(data, size, s->out, sum * s->used) || (s->sum && overlap(data, size, s->sum, sum));
+}
+
+static bool copy_out(struct scratch * to, const float ** data, size_t size) {
+    if (!grow(to, size)) {
+        return false;
+    }
+    memcpy(to->data, *data, size);
+    *data = to->data;
+    return true;
+}
+
 // The chosen ids are often a view of the first columns of a sorted list: they are
 // packed. And the graph's allocator may have given the result the memory of the
 // rows or ids, since the whole layer is done with them by then; whoever computes
-// pairs one after the other is not: then they are copied.
+// pairs one after the other is not: then they are copied. The result, too, may lie
+// where the sum will: then it is put elsewhere.
 static bool pack_inputs(struct swarm_backend * b, const struct ggml_tensor * ids) {
     struct kv_split * s      = &b->split;
     const size_t      column = (size_t) s->used * sizeof(int32_t);
-    const size_t      out    = (size_t) s->tokens * s->used * s->out_width * sizeof(float);
+    const size_t      pairs  = (size_t) s->tokens * s->used;
+    const size_t      out    = pairs * s->out_width * sizeof(float);
     const size_t      rows   = (size_t) s->tokens * s->rows_per_token * s->row_width * sizeof(float);
-    if (ids->nb[1] != column || overlap(s->ids, column * s->tokens, s->out, out)) {
-        if (!grow(&b->ids, column * s->tokens)) {
-            return refuse(s, ids, "out of memory");
-        }
-        for (int t = 0; t < s->tokens; t++) {
+    bool ok = true;
+    if (s->sum && overlap(s->out, out, s->sum, out / s->used)) {
+        ok     = grow(&b->out, out);
+        s->out = b->out.data;
+    }
+    if (ids->nb[1] != column || clobbered(s, s->ids, column * s->tokens)) {
+        ok = ok && grow(&b->ids, column * s->tokens);
+        for (int t = 0; ok && t < s->tokens; t++) {
             memcpy((char *) b->ids.data + t * column, (const char *) ids->data + t * ids->nb[1], column);
         }
         s->ids = b->ids.data;
     }
-    if (overlap(s->rows, rows, s->out, out)) {
-        if (!grow(&b->rows, rows)) {
-            return refuse(s, NULL, "out of memory");
-        }
-        memcpy(b->rows.data, s->rows, rows);
-        s->rows = b->rows.data;
+    if (clobbered(s, s->rows, rows)) {
+        ok = ok && copy_out(&b->rows, &s->rows, rows);
     }
-    return true;
+    if (s->router && clobbered(s, s->router, pairs * sizeof(float))) {
+        ok = ok && copy_out(&b->router, &s->router, pairs * sizeof(float));
+    }
+    return ok || refuse(s, ids, "out of memory");
+}
+
+// Two steps, as in the graph: a compiler must not make fused multiply-adds of them,
+// which round once instead of twice.
+static void weigh(const struct kv_split * s) {
+    for (size_t p = 0; p < (size_t) s->tokens * s->used; p++) {
+        float *     row = s->out + p * s->out_width;
+        const float w   = s->router[p];
+        for (int i = 0; i < s->out_width; i++) {
+            row[i] *= w;
+        }
+    }
+}
+
+static void add_up(const struct kv_split * s) {
+    for (int t = 0; t < s->tokens; t++) {
+        float *       sum = s->sum + (size_t) t * s->out_width;
+        const float * row = s->out + (size_t) t * s->used * s->out_width;
+        for (int i = 0; i < s->out_width; i++) {
+            sum[i] = row[i] + row[s->out_width + i];
+        }
+        for (int k = 2; k < s->used; k++) {
+            const float * next = row + (size_t) k * s->out_width;
+            for (int i = 0; i < s->out_width; i++) {
+                sum[i] += next[i];
+            }
+        }
+    }
 }
 
 static enum ggml_status backend_compute(ggml_backend_t backend, struct ggml_cgraph * graph) {
@@ -368,7 +502,14 @@ static enum ggml_status backend_compute(ggml_backend_t backend, struct ggml_cgra
     if (read_split(s, graph, &ids)) {
         pack_inputs(b, ids);
     }
-    return kvExperts(s) == 0 ? GGML_STATUS_SUCCESS : GGML_STATUS_FAILED;
+    if (kvExperts(s) != 0) {
+        return GGML_STATUS_FAILED;
+    }
+    if (s->sum && !s->summed) {
+        weigh(s);
+        add_up(s);
+    }
+    return GGML_STATUS_SUCCESS;
 }
 
 static const char * backend_name(ggml_backend_t backend) {
@@ -380,6 +521,8 @@ static void backend_free(ggml_backend_t backend) {
     struct swarm_backend * b = backend->context;
     free(b->ids.data);
     free(b->rows.data);
+    free(b->router.data);
+    free(b->out.data);
     free(b);
     free(backend);
 }
@@ -449,7 +592,7 @@ static ggml_backend_buffer_type_t dev_buffer_type(ggml_backend_dev_t dev) {
 
 static bool dev_supports_op(ggml_backend_dev_t dev, const struct ggml_tensor * op) {
     (void) dev;
-    return op->op == GGML_OP_NONE || in_chain(op);
+    return op->op == GGML_OP_NONE || in_chain(op) || in_tail(op);
 }
 
 static bool dev_supports_buft(ggml_backend_dev_t dev, ggml_backend_buffer_type_t buft) {

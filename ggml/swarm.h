@@ -42,6 +42,10 @@ struct kv_split {
     const float *   rows; // [tokens * rows_per_token * row_width]
     const int32_t * ids;  // [tokens * used]
     float *         out;  // [tokens * used * out_width]
+    const float *   router; // [tokens * used] weights of the sum, NULL: the split ends with out
+    float *         sum;    // [tokens * out_width]
+    int32_t         summed; // Go filled sum and not out
+    int32_t         unused;
     struct kv_op    ops[KV_MAX_OPS];
     char            weights[KV_MAX_WEIGHTS][KV_NAME]; // after "blk.L."
     char            error[192]; // why the split cannot be read, or empty
