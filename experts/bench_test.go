@@ -88,13 +88,13 @@ func newRaw(c net.Conn) *raw {
 	const most = 32
 	return &raw{
 		conn: c, r: bufio.NewReaderSize(c, readBuffer),
-		out: make([]byte, 16+callSize(F32, most, most*benchUsed, benchWidth)),
+		out: make([]byte, 16+callSize(F32, most, most*benchUsed, benchWidth, false)),
 		in:  make([]byte, 16+4*most*benchUsed*benchWidth),
 	}
 }
 
 func rawSizes(tokens int) (call, reply int) {
-	return 16 + callSize(F32, tokens, tokens*benchUsed, benchWidth), 16 + 4*tokens*benchUsed*benchWidth
+	return 16 + callSize(F32, tokens, tokens*benchUsed, benchWidth, false), 16 + 4*tokens*benchUsed*benchWidth
 }
 
 func (w *raw) call(tokens int) error {

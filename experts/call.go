@@ -25,6 +25,12 @@ type Call struct {
 	IDs          []int32   // [tokens*Used] global expert ids
 	Out          []float32 // [len(IDs)*OutWidth] to be filled, in the order of the pairs
 
+	// Of what follows the experts, where that is a sum over each token's, weighted by the router;
+	// else nil. Compute may fill Sum, which Summed then says; what Out holds then has no meaning.
+	Weights []float32 // [len(IDs)]
+	Sum     []float32 // [tokens*OutWidth]
+	Summed  bool
+
 	// Draft says that the call is for a guess, which somebody verifies by real calls: only what the
 	// backbone has here is computed, and the rows of other experts are zero.
 	Draft bool
@@ -48,6 +54,9 @@ func (c *Call) validate() error {
 	}
 	if want := len(c.IDs) * c.OutWidth; len(c.Out) != want {
 		return fmt.Errorf("experts: output holds %d elements, want %d", len(c.Out), want)
+	}
+	if len(c.Weights) != 0 && (len(c.Weights) != len(c.IDs) || len(c.Sum) != len(c.IDs)/c.Used*c.OutWidth) {
+		return fmt.Errorf("experts: %d weights and a sum of %d elements for %d pairs", len(c.Weights), len(c.Sum), len(c.IDs))
 	}
 	for _, id := range c.IDs {
 		if id < 0 || id >= place.MaxExpert {
@@ -121,6 +130,7 @@ type run struct {
 	late    []*part // scratch of collect: to be hedged
 	lost    []int32 // scratch of collect
 	race    race
+	has     []uint8 // what Call.Out has of each pair, if it is weighted
 	hedging bool   // parts that are sent are second ones
 	dice    uint64 // state of jitter
 
@@ -128,6 +138,8 @@ type run struct {
 	reasons []string
 	missing time.Time // since when pairs are pending with nobody to ask; zero: never
 
+	weighted    bool // workers may be asked for sums
+	summing     bool // some were
 	onlyBusy    bool // every pending pair has a worker that is busy
 	onlyUnpaid  bool // or one that wants to know who pays
 	localFailed bool
@@ -214,6 +226,12 @@ func (r *run) begin(p *program, call *Call) {
 	for i := range call.IDs {
 		r.pending = append(r.pending, int32(i))
 	}
+	call.Summed, r.summing = false, false
+	r.weighted = len(call.Weights) > 0 && call.Used > 1 && call.RowsPerToken == 1 && maxAbs(call.Weights) < infinite
+	if r.weighted {
+		r.has = slices.Grow(r.has[:0], len(call.IDs))[:len(call.IDs)]
+		clear(r.has)
+	}
 }
 
 func (r *run) compute(ctx context.Context, p *program, call *Call) error {
@@ -230,6 +248,9 @@ func (r *run) compute(ctx context.Context, p *program, call *Call) error {
 		}
 		switch {
 		case len(r.pending) == 0 && len(r.parts) == 0:
+			if r.summing {
+				r.addUp()
+			}
 			r.tellServed()
 			if r.only == nil {
 				r.d.allPairs.Add(uint64(len(call.IDs)))

@@ -152,24 +152,47 @@ func (r *run) holdsHere(expert int32) bool {
 		r.d.held.set.Load().holds(r.program.layer, expert)
 }
 
-// ask sends the pairs chosen for a peer, in as many calls as its limits need.
+// ask sends the pairs chosen for a peer: those of whose tokens it is to sum up, and the others.
 func (r *run) ask(s *session, peer int32, now time.Time) {
+	sums := r.sumsFrom(s, peer)
+	if sums != sumsOfNone {
+		r.summing = true
+		r.askFor(s, peer, now, sums, true)
+	}
+	if sums != sumsOfAll {
+		r.askFor(s, peer, now, sums, false)
+	}
+}
+
+// askFor sends the pairs whose tokens are summed up there, or those whose are not, in as many calls
+// as the peer's limits need. A sum is in one of them.
+func (r *run) askFor(s *session, peer int32, now time.Time, sums extent, summed bool) {
 	c := r.call
 	mostPairs := min(s.offer.MaxPairs, MaxFrame/(4*c.OutWidth))
 	var p *part
-	last := int32(-1)
+	last, mine := int32(-1), true
 	for i, pair := range r.pending {
-		if r.choice[i] != peer {
+		if sums == sumsOfWhole && r.beginsToken(i) {
+			mine = (r.together(i, peer) == c.Used) == summed
+		}
+		if r.choice[i] != peer || !mine {
 			continue
 		}
-		from := c.source(pair)
-		if p != nil && (len(p.pairs) == mostPairs || from != last &&
-			(p.rows == s.offer.MaxRows || callSize(F32, p.rows+1, len(p.pairs)+1, c.RowWidth) > MaxFrame)) {
+		from, n := c.source(pair), 1 // pairs that this call must have room for
+		switch {
+		case summed && from != last:
+			n = r.together(i, peer)
+		case summed:
+			n = 0
+		}
+		if p != nil && (len(p.pairs)+n > mostPairs || from != last &&
+			(p.rows == s.offer.MaxRows || callSize(F32, p.rows+1, len(p.pairs)+n, c.RowWidth, summed) > MaxFrame)) {
 			r.send(p, now)
 			p = nil
 		}
 		if p == nil {
 			p, last = r.newPart(s), -1
+			p.sums = summed
 		}
 		if from != last {
 			p.rows++

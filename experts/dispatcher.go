@@ -34,6 +34,10 @@ type Config struct {
 	// f32. Only f32 gives what the backbone alone would compute: F32
 	Precision Precision
 
+	// Sums says whether workers that have several experts of a token are asked for the sum of their
+	// rows, where a Call has the router's weights.
+	Sums Sums
+
 	CoverageWait time.Duration // a call waits so long for a worker to return: 0
 	MinDeadline  time.Duration // of a call, however fast its peer is: 250 ms
 	MaxDeadline  time.Duration // of a call, however slow its peer is: 10 s
@@ -86,6 +90,9 @@ func (c *Config) validate() error {
 	}
 	if !slices.Contains(precisions, c.Precision) {
 		return fmt.Errorf("experts: dispatcher with %v", c.Precision)
+	}
+	if c.Sums > SumsOff {
+		return fmt.Errorf("experts: dispatcher with sums %d", c.Sums)
 	}
 	defaults(&c.MinDeadline, 250*time.Millisecond)
 	defaults(&c.MaxDeadline, 10*time.Second)

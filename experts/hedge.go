@@ -3,6 +3,7 @@ package experts
 import (
 	"fmt"
 	"slices"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -59,7 +60,9 @@ type race struct {
 	on     bool
 	asked  []int32         // live parts with the pair
 	filled []bool          // Call.Out has it
-	claims []atomic.Uint32 // 1: a part fills it
+
+	mu     sync.Mutex // held while a hedged part fills; guards claims
+	claims []bool     // a part filled it
 }
 
 // begin starts the race of a call in which every pair is with one part, pending or filled.
@@ -67,12 +70,10 @@ func (c *race) begin(pairs int, parts []*part, pending []int32) {
 	c.on = true
 	c.asked = slices.Grow(c.asked[:0], pairs)[:pairs]
 	c.filled = slices.Grow(c.filled[:0], pairs)[:pairs]
-	if len(c.claims) < pairs {
-		c.claims = make([]atomic.Uint32, pairs)
-	}
+	c.claims = slices.Grow(c.claims[:0], pairs)[:pairs]
+	clear(c.claims)
 	for i := range pairs {
 		c.asked[i], c.filled[i] = 0, true
-		c.claims[i].Store(0)
 	}
 	for _, p := range parts {
 		for _, pair := range p.pairs {
@@ -82,6 +83,21 @@ func (c *race) begin(pairs int, parts []*part, pending []int32) {
 	for _, pair := range pending {
 		c.filled[pair] = false
 	}
+}
+
+// claim is for one row of an answer, which some pairs are in: it says how many of these nobody has
+// filled yet. If there is one the row is taken, in place of what was filled of the others. That is
+// whole rows and sums: who is asked for some pairs of a part that is late, or for what was lost, is
+// asked for nothing else of their token that others have, so of two sums one is in the other, or
+// they have no pair in common.
+func (c *race) claim(pairs []int32) (fresh int) {
+	for _, pair := range pairs {
+		if !c.claims[pair] {
+			c.claims[pair] = true
+			fresh++
+		}
+	}
+	return fresh
 }
 
 // settle takes in that a part is done, and returns the pairs of it that nobody has now.

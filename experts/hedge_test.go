@@ -237,15 +237,20 @@ func TestHedgeBudget(t *testing.T) {
 }
 
 // TestRaces hedges nearly every call, so that answers of two workers meet.
-func TestRaces(t *testing.T) { bothReaders(t, races) }
+func TestRaces(t *testing.T) {
+	bothReaders(t, func(t *testing.T, noLead bool) { races(t, func(c *Config) { c.NoLead = noLead }) })
+}
 
-func races(t *testing.T, noLead bool) {
+func races(t *testing.T, change func(*Config)) {
 	w := newSwarm(t)
 	var peers []*peer
 	for i, s := range []Slice{layerSlice(0, 64), layerSlice(0, 40), layerSlice(24, 64), layerSlice(0, 64)} {
 		peers = append(peers, w.start(fmt.Sprint(i), newFFN(testWidth, testHidden, s), nil))
 	}
-	d := w.dispatcher(func(c *Config) { c.NoLead, c.MinHedge, c.CoverageWait = noLead, time.Microsecond, patient })
+	d := w.dispatcher(func(c *Config) {
+		c.MinHedge, c.CoverageWait = time.Microsecond, patient
+		change(c)
+	})
 	d.hedges.credit.Store(1 << 40)
 	waitFor(t, d, "connected", connected)
 	stop := callers(t, d, 4)

@@ -81,7 +81,7 @@ func greeted(t *testing.T, w *swarm, id string) *script {
 
 // smallCall is a call of program 0 with one row for some experts.
 func smallCall(experts ...int32) []byte {
-	b := make([]byte, callSize(F32, 1, len(experts), testWidth))
+	b := make([]byte, callSize(F32, 1, len(experts), testWidth, false))
 	copy(layCall(b, callFrame{deadline: 10_000, precision: F32, rows: 1, width: testWidth}, len(experts)).expert, experts)
 	return b
 }
@@ -90,7 +90,7 @@ func smallCall(experts ...int32) []byte {
 func TestWorkerRefusals(t *testing.T) {
 	w := newSwarm(t)
 	p := w.start("a", newFFN(testWidth, testHidden, layerSlice(0, 8)), func(c *WorkerConfig) { c.MaxPairs = 4 })
-	wide := make([]byte, callSize(F32, 1, 1, testWidth+1))
+	wide := make([]byte, callSize(F32, 1, 1, testWidth+1, false))
 	layCall(wide, callFrame{deadline: 100, precision: F32, rows: 1, width: testWidth + 1}, 1)
 	unset := smallCall(0)
 	binary.LittleEndian.PutUint32(unset, 9)

@@ -11,6 +11,7 @@ import (
 // slowest hundredth and twentieth of answers lie. The zero value knows nothing yet.
 type latency struct {
 	base, perPair atomic.Uint32 // float32 bits, ns; read by every plan
+	perByte       atomic.Uint32 // likewise: what a byte of an answer takes to come
 
 	mu      sync.Mutex // guards the rest
 	samples int
@@ -27,6 +28,11 @@ const (
 	// after fewer than triedAfter answers.
 	untried    = 5 * time.Millisecond
 	triedAfter = 8
+	// fadePerByte has what a byte takes forgotten where answers say nothing of it any more, until
+	// they are rows again, which do.
+	fadePerByte = 0.99
+	// leastSaved is what sums must save to be worth their adding up.
+	leastSaved = 100 * time.Microsecond
 )
 
 func load(v *atomic.Uint32) float64 { return float64(math.Float32frombits(v.Load())) }
@@ -66,6 +72,20 @@ func (l *latency) answered(d time.Duration, ahead, pairs int) {
 	smooth(&l.perPair, max(1, (float64(d)-load(&l.base))/work))
 	l.samples++
 	l.idle = false
+}
+
+// heard takes in what a byte of an answer took to come; 0: it came too fast, or was too little.
+func (l *latency) heard(perByte float64) {
+	if perByte > 0 {
+		smooth(&l.perByte, perByte)
+	} else {
+		l.perByte.Store(math.Float32bits(float32(load(&l.perByte) * fadePerByte)))
+	}
+}
+
+// narrow says whether so many bytes take long to come: longer than a quarter of the round trip.
+func (l *latency) narrow(bytes int) bool {
+	return load(&l.perByte)*float64(bytes) > max(float64(leastSaved), load(&l.base)/4)
 }
 
 // missed takes in a call that was given up after d.

@@ -19,6 +19,7 @@ type part struct {
 	s     *session
 	pairs []int32   // positions in the call, ascending
 	rows  int       // distinct rows of these
+	sums  bool      // the answer is a sum for each of these
 	size  int       // payload bytes
 	as    Precision // of its rows and the answer
 
@@ -52,7 +53,7 @@ func (p *part) send(now time.Time) error {
 	s, c := p.s, p.run.call
 	cfg := &s.d.cfg
 	p.as = p.precision()
-	p.size = callSize(p.as, p.rows, len(p.pairs), c.RowWidth)
+	p.size = callSize(p.as, p.rows, len(p.pairs), c.RowWidth, p.sums)
 	p.ahead = int(s.queued.Load())
 	late, wait := s.lat.limits(p.ahead + len(p.pairs))
 	wait = max(cfg.MinDeadline, min(cfg.MaxDeadline, wait))
@@ -122,7 +123,7 @@ func (c *Call) inputRow(i int32) []float32 { return c.Rows[int(i)*c.RowWidth:][:
 // lay writes the call into a payload.
 func (p *part) lay(payload []byte, millis uint32) {
 	c, w := p.run.call, p.run.call.RowWidth
-	f := layCall(payload, callFrame{program: p.run.program.number, deadline: millis, precision: p.as, rows: p.rows, width: w}, len(p.pairs))
+	f := layCall(payload, callFrame{program: p.run.program.number, deadline: millis, precision: p.as, rows: p.rows, width: w, sums: p.sums}, len(p.pairs))
 	size := p.as.size(1, w)
 	row, last := int32(-1), int32(-1)
 	for i, pair := range p.pairs {
@@ -131,30 +132,65 @@ func (p *part) lay(payload []byte, millis uint32) {
 			p.as.put(f.data[int(row)*size:][:size], c.inputRow(from), w)
 		}
 		f.row[i], f.expert[i] = row, c.IDs[pair]
+		if p.sums {
+			f.weight[i] = c.Weights[pair]
+		}
 	}
 }
 
-// fill writes an answer into Call.Out, if all of it is good.
+// answers is the rows of the answer.
+func (p *part) answers() int {
+	if p.sums {
+		return p.rows
+	}
+	return len(p.pairs)
+}
+
+// fill writes an answer into Call.Out, if all of it is good. A sum is where its first pair is.
 func (p *part) fill(payload []byte) error {
 	c, as := p.run.call, p.as
-	if len(payload) == F32.size(len(p.pairs), c.OutWidth) {
+	if len(payload) == F32.size(p.answers(), c.OutWidth) {
 		as = F32
 	}
-	if want := as.size(len(p.pairs), c.OutWidth); len(payload) != want {
+	if want := as.size(p.answers(), c.OutWidth); len(payload) != want {
 		return fmt.Errorf("answer of %d bytes, want %d", len(payload), want)
 	}
 	if !as.finite(payload, c.OutWidth) {
 		return fmt.Errorf("answer with numbers that are not finite")
 	}
+	if p.hedged {
+		p.run.race.mu.Lock()
+		defer p.run.race.mu.Unlock()
+	}
 	size := as.size(1, c.OutWidth)
-	for i, pair := range p.pairs {
-		if p.hedged && !p.run.race.claims[pair].CompareAndSwap(0, 1) {
+	for pairs := p.pairs; len(pairs) > 0; payload = payload[size:] {
+		row := pairs[:1]
+		for p.sums && len(row) < len(pairs) && c.source(pairs[len(row)]) == c.source(row[0]) {
+			row = pairs[:len(row)+1]
+		}
+		pairs = pairs[len(row):]
+		claimed := len(row)
+		if p.hedged {
+			claimed = p.run.race.claim(row)
+		}
+		if claimed == 0 {
 			continue
 		}
-		as.get(c.Out[int(pair)*c.OutWidth:][:c.OutWidth], payload[i*size:][:size], c.OutWidth)
-		p.filled++
+		as.get(c.Out[int(row[0])*c.OutWidth:][:c.OutWidth], payload[:size], c.OutWidth)
+		p.filled += claimed
+		if p.sums {
+			p.run.hasSum(row)
+		}
 	}
 	return nil
+}
+
+// hasSum takes in that Call.Out has a sum of some pairs, where it may have had some of their rows.
+func (r *run) hasSum(pairs []int32) {
+	for _, pair := range pairs {
+		r.has[pair] = inASum
+	}
+	r.has[pairs[0]] = isSum
 }
 
 // finish ends a part that session.take claimed and locked, and wakes its run if that was

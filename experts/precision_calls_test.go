@@ -174,7 +174,7 @@ func TestCallThatWasNotAgreed(t *testing.T) {
 	s := greeted(t, w, "a") // agrees on f32
 	s.send(frameProgram, 1, putProgram(nil, 0, 0, programFor(testWidth, testHidden)))
 	s.must(frameResult)
-	b := make([]byte, callSize(F16, 1, 1, testWidth))
+	b := make([]byte, callSize(F16, 1, 1, testWidth, false))
 	layCall(b, callFrame{deadline: 100, precision: F16, rows: 1, width: testWidth}, 1)
 	s.send(frameCall, 2, b)
 	e, err := decodeError(s.must(frameError).Payload)
@@ -191,8 +191,9 @@ func TestCallsDoNotAllocate(t *testing.T) {
 	if raceEnabled {
 		t.Skip("the race detector allocates")
 	}
-	for _, p := range precisions {
-		t.Run(p.String(), func(t *testing.T) {
+	for i, p := range slices.Concat(precisions, precisions) {
+		sums := SumsOff - Sums(i/len(precisions)) // off, then on
+		t.Run(p.String()+", sums "+sumsNames[sums], func(t *testing.T) {
 			w := newSwarm(t)
 			for _, id := range []string{"a", "b"} {
 				first := map[string]int{"a": 0, "b": 32}[id]
@@ -206,9 +207,12 @@ func TestCallsDoNotAllocate(t *testing.T) {
 				t.Cleanup(func() { worker.Close(); wg.Wait() })
 				w.listen(id, func(c net.Conn) { worker.Serve(context.Background(), c) }, &wg)
 			}
-			d := w.dispatcher(func(c *Config) { c.Heartbeat, c.Precision = time.Minute, p })
+			d := w.dispatcher(func(c *Config) { c.Heartbeat, c.Precision, c.Sums = time.Minute, p, sums })
 			waitFor(t, d, "connected", connected)
-			call := testCall(0, 4, false)
+			call := weighted(testCall(0, 4, false))
+			for i := range call.Used { // of one worker
+				call.IDs[i] = int32(i)
+			}
 			compute := func() {
 				if err := d.Compute(t.Context(), call); err != nil {
 					t.Fatal(err)

@@ -230,6 +230,9 @@ func (s *session) reply(f p2p.Frame) error {
 		return nil
 	}
 	s.lat.answered(time.Since(p.sent), p.ahead, len(p.pairs))
+	if s.source.given == s.source.consumed { // nothing of another frame came with it
+		s.lat.heard(s.source.pace.perByte())
+	}
 	s.tally.computed(p.run.program.layer, len(p.pairs))
 	s.forgive()
 	p.finish(nil)

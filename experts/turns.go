@@ -36,10 +36,14 @@ type frameSource struct {
 	net.Conn
 	interruptible   bool  // set after the greeting
 	given, consumed int64 // bytes: read from the connection, in whole frames
+	pace            pace
 }
 
 func (c *frameSource) Read(b []byte) (int, error) {
 	n, err := c.Conn.Read(b)
+	if n > 0 && c.interruptible {
+		c.pace.came(n, c.given == c.consumed)
+	}
 	c.given += int64(n)
 	if err == nil || !c.interruptible || !timedOut(err) {
 		return n, err
@@ -51,7 +55,9 @@ func (c *frameSource) Read(b []byte) (int, error) {
 		c.SetReadDeadline(time.Time{})
 		return 0, errInterrupted
 	}
-	n, err = c.finishFrame(b)
+	if n, err = c.finishFrame(b); n > 0 {
+		c.pace.came(n, false)
+	}
 	c.given += int64(n)
 	return n, err
 }
@@ -159,7 +165,7 @@ func (r *run) lead() (attention bool) {
 	}
 	for _, p := range r.parts {
 		s := p.s
-		if p.done.Load() || p.as.size(len(p.pairs), r.call.OutWidth) > leadBytes || !s.rmu.TryLock() {
+		if p.done.Load() || p.as.size(p.answers(), r.call.OutWidth) > leadBytes || !s.rmu.TryLock() {
 			continue
 		}
 		s.led.Store(true)

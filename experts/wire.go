@@ -1,6 +1,6 @@
 package experts
 
-// The wire format of /kvasir/<net>/experts/1, version 3.
+// The wire format of /kvasir/<net>/experts/1, version 4.
 //
 // Frames are those of package p2p: a 16-byte header (payload length, type, flags, request id)
 // and a payload. Flags are 0. Integers and floats are little-endian. A payload has exactly the
@@ -14,9 +14,10 @@ package experts
 //	3 PROGRAM   dispatcher  request   number u32, layer u32, program bytes (1 to MaxProgram)
 //	4 RESULT    worker      request   row width u32, out width u32; answers PROGRAM
 //	5 CALL      dispatcher  request   see below
-//	6 REPLY     worker      request   out rows, one per pair, in the order of the pairs, in the
-//	                                  precision of the call, or in f32 where that could not hold
-//	                                  them: the length says which
+//	6 REPLY     worker      request   out rows, one per pair, in the order of the pairs, or, for a
+//	                                  call for sums, one per row of the call; in the precision of
+//	                                  the call, or in f32 where that could not hold them: the
+//	                                  length says which
 //	7 ERROR     worker      request   code u16, zero u16, UTF-8 text (up to maxText bytes);
 //	                                  answers PROGRAM or CALL. Id 0: the session ends
 //	8 CANCEL    dispatcher  request   empty; the call need not be answered
@@ -30,14 +31,20 @@ package experts
 // MaxPrograms, which names that program for the rest of the session.
 //
 //	CALL    0  program number u32
-//	        4  precision u8 (of rows and reply): f32 or the one of WANT; zero u8, zero u16
+//	        4  precision u8 (of rows and reply): f32 or the one of WANT
+//	        5  sums u8: 1 if the reply is to be sums, else 0; zero u16
 //	        8  deadline u32, milliseconds from arrival, not 0
 //	       12  rows u32
 //	       16  pairs u32
 //	       20  row width u32, elements
 //	       24  row index of each pair, u32
 //	           global expert id of each pair, u32
+//	           if the reply is to be sums: weight of each pair, f32, finite
 //	           rows, one after the other, each encoded as precision.go says
+//
+// In a call for sums the pairs are in the order of their rows, of which each has one at least. The
+// sum of a row is that of what its pairs give, each multiplied by its weight: every product is
+// rounded to f32, and so is every sum, one product added after the other in the order of the pairs.
 //
 // OFFER and WANT are deterministic CBOR maps with integer keys; decoding refuses any other
 // encoding of the same value, unknown keys and keys given twice.
@@ -60,7 +67,7 @@ package experts
 // worker computes what it is sent, and is sent only what no other computes; TAKEN may be
 // repeated when "needed" changes.
 //
-// Version 2 had no error 10, and rows in f32 only. Version 1 had neither these later offers,
+// Version 3 had no sums. Version 2 had no error 10, and rows in f32 only. Version 1 had neither these later offers,
 // nor TAKEN, state, workers without slices, nor error 9.
 
 import (
@@ -75,7 +82,7 @@ import (
 )
 
 const (
-	wireVersion = 3
+	wireVersion = 4
 
 	// MaxFrame bounds the payload of every frame, in bytes. Larger calls travel in pieces.
 	MaxFrame = 8 << 20
@@ -315,17 +322,27 @@ type callFrame struct {
 	deadline    uint32 // milliseconds
 	precision   Precision
 	rows, width int
+	sums        bool
 	row, expert []int32
-	data        []byte // the rows, encoded
+	weight      []float32 // of a call for sums
+	data        []byte    // the rows, encoded
 }
 
 // callSize is the payload length of a call.
-func callSize(p Precision, rows, pairs, width int) int {
-	return callHead + 8*pairs + p.size(rows, width)
+func callSize(p Precision, rows, pairs, width int, sums bool) int {
+	return callHead + pairBytes(sums)*pairs + p.size(rows, width)
+}
+
+// pairBytes is the bytes of a call for each of its pairs.
+func pairBytes(sums bool) int {
+	if sums {
+		return 12
+	}
+	return 8
 }
 
 // size is the call's payload length in f32.
-func (c *callFrame) size() int { return callSize(F32, c.rows, len(c.row), c.width) }
+func (c *callFrame) size() int { return callSize(F32, c.rows, len(c.row), c.width, c.sums) }
 
 // appendRows decodes the rows to the end of dst.
 func (c *callFrame) appendRows(dst []float32) []float32 {
@@ -336,11 +353,14 @@ func (c *callFrame) appendRows(dst []float32) []float32 {
 }
 
 // layCall writes the header of a call into payload, which has the size that callSize says, and
-// returns views of the rest, to be filled. Of c the first five fields are given.
+// returns views of the rest, to be filled. Of c the fields up to sums are given.
 func layCall(payload []byte, c callFrame, pairs int) callFrame {
 	le := binary.LittleEndian
 	le.PutUint32(payload, c.program)
 	le.PutUint32(payload[4:], uint32(c.precision))
+	if c.sums {
+		payload[5] = 1
+	}
 	le.PutUint32(payload[8:], c.deadline)
 	le.PutUint32(payload[12:], uint32(c.rows))
 	le.PutUint32(payload[16:], uint32(pairs))
@@ -350,9 +370,11 @@ func layCall(payload []byte, c callFrame, pairs int) callFrame {
 }
 
 func (c *callFrame) view(payload []byte, pairs int) {
+	data := callHead + pairBytes(c.sums)*pairs
 	ids := int32s(payload[callHead : callHead+8*pairs])
 	c.row, c.expert = ids[:pairs:pairs], ids[pairs:]
-	c.data = payload[callHead+8*pairs:]
+	c.weight = float32s(payload[callHead+8*pairs : data])
+	c.data = payload[data:]
 }
 
 // decodeCall checks a call against the limits of the receiver and returns views of payload.
@@ -362,7 +384,11 @@ func decodeCall(payload []byte, agreed Precision, maxRows, maxPairs int) (c call
 		return c, fmt.Errorf("call of %d bytes, want at least %d", len(payload), callHead)
 	}
 	le := binary.LittleEndian
+	sums := payload[5] == 1
 	precision := le.Uint32(payload[4:])
+	if sums {
+		precision &^= 1 << 8
+	}
 	program, deadline := le.Uint32(payload), le.Uint32(payload[8:])
 	rows, pairs, width := le.Uint32(payload[12:]), le.Uint32(payload[16:]), le.Uint32(payload[20:])
 	switch {
@@ -379,12 +405,12 @@ func decodeCall(payload []byte, agreed Precision, maxRows, maxPairs int) (c call
 	case width == 0 || width > MaxWidth:
 		return c, fmt.Errorf("call with rows of %d, want 1 to %d", width, MaxWidth)
 	}
-	c = callFrame{program: program, deadline: deadline, precision: Precision(precision), rows: int(rows), width: int(width)}
+	c = callFrame{program: program, deadline: deadline, precision: Precision(precision), rows: int(rows), width: int(width), sums: sums}
 	// No overflow: each factor is at most 2^20.
-	if n := callHead + 8*int64(pairs) + 4*int64(rows)*int64(width); n > MaxFrame {
+	if n := callHead + int64(pairBytes(sums))*int64(pairs) + 4*int64(rows)*int64(width); n > MaxFrame {
 		return c, fmt.Errorf("call of %d bytes in f32, at most %d", n, MaxFrame)
 	}
-	if want := callSize(c.precision, c.rows, int(pairs), c.width); len(payload) != want {
+	if want := callSize(c.precision, c.rows, int(pairs), c.width, sums); len(payload) != want {
 		return c, fmt.Errorf("call of %d bytes, its counts say %d", len(payload), want)
 	}
 	c.view(payload, int(pairs))
@@ -404,6 +430,27 @@ func (c *callFrame) checkData() error {
 	}
 	if c.precision != F32 && !c.precision.finite(c.data, c.width) {
 		return fmt.Errorf("call with %v rows that are not finite", c.precision)
+	}
+	if c.sums {
+		return c.checkSums()
+	}
+	return nil
+}
+
+// checkSums checks what only a call for sums must have.
+func (c *callFrame) checkSums() error {
+	before := int32(-1)
+	for i, r := range c.row {
+		if r != before && r != before+1 {
+			return fmt.Errorf("call for sums: pair %d names row %d, after row %d", i, r, before)
+		}
+		before = r
+	}
+	if int(before) != c.rows-1 {
+		return fmt.Errorf("call for sums: %d rows, of which the last that a pair names is %d", c.rows, before)
+	}
+	if maxAbs(c.weight) >= infinite {
+		return errors.New("call for sums with weights that are not finite")
 	}
 	return nil
 }

@@ -12,7 +12,7 @@ import (
 
 func testOffer() offer {
 	return offer{
-		Version: 3, Model: "m", Slices: []Slice{{FirstLayer: 0, EndLayer: 2, FirstExpert: 16, EndExpert: 300}},
+		Version: 4, Model: "m", Slices: []Slice{{FirstLayer: 0, EndLayer: 2, FirstExpert: 16, EndExpert: 300}},
 		MaxRows: 4096, MaxPairs: 10, Queue: 64, Precisions: []Precision{F32},
 	}
 }
@@ -21,11 +21,22 @@ func testOffer() offer {
 func testPayload() []byte { return testPayloadAs(F32) }
 
 func testPayloadAs(p Precision) []byte {
-	b := make([]byte, callSize(p, 1, 2, 2))
+	b := make([]byte, callSize(p, 1, 2, 2, false))
 	c := layCall(b, callFrame{program: 7, deadline: 250, precision: p, rows: 1, width: 2}, 2)
 	copy(c.row, []int32{0, 0})
 	copy(c.expert, []int32{5, 258})
 	p.put(c.data, []float32{1, -2}, 2)
+	return b
+}
+
+// testSums is a call for sums of one row each, of the same numbers in f32.
+func testSums() []byte {
+	b := make([]byte, callSize(F32, 2, 3, 1, true))
+	c := layCall(b, callFrame{program: 7, deadline: 250, precision: F32, rows: 2, width: 1, sums: true}, 3)
+	copy(c.row, []int32{0, 0, 1})
+	copy(c.expert, []int32{5, 258, 5})
+	copy(c.weight, []float32{1, 2, -2})
+	copy(float32s(c.data), []float32{1, -2})
 	return b
 }
 
@@ -35,13 +46,15 @@ func TestGoldenBytes(t *testing.T) {
 		got  []byte
 		want string
 	}{
-		{"offer", encodeControl(testOffer()), "a8 0103 02616d 0381840002101901 2c 04191000 050a 061840 074101 0800"},
-		{"want", encodeControl(want{3, "m", F32}), "a3 0103 02616d 0301"},
+		{"offer", encodeControl(testOffer()), "a8 0104 02616d 0381840002101901 2c 04191000 050a 061840 074101 0800"},
+		{"want", encodeControl(want{4, "m", F32}), "a3 0104 02616d 0301"},
 		{"program", putProgram(nil, 3, 48, []byte{0xaa, 0xbb}), "03000000 30000000 aabb"},
 		{"result", putResult(nil, 3072, 1024), "000c0000 00040000"},
 		{"error", putError(nil, CodeBusy, "full"), "0200 0000 66756c6c"},
 		{"call", testPayload(), "07000000 01000000 fa000000 01000000 02000000 02000000" +
 			"00000000 00000000 05000000 02010000 0000803f 000000c0"},
+		{"call for sums", testSums(), "07000000 01010000 fa000000 02000000 03000000 01000000" +
+			"00000000 00000000 01000000 05000000 02010000 05000000 0000803f 00000040 000000c0 0000803f 000000c0"},
 		{"call in q8", testPayloadAs(Q8), "07000000 04000000 fa000000 01000000 02000000 02000000" +
 			"00000000 00000000 05000000 02010000 823c 3f 82"},
 	}
@@ -75,8 +88,8 @@ func TestRoundTrips(t *testing.T) {
 	if err != nil || !reflect.DeepEqual(o, testOffer()) {
 		t.Errorf("offer: got %+v, %v", o, err)
 	}
-	w, err := decodeWant(encodeControl(want{3, "m", F32}))
-	if err != nil || w != (want{3, "m", F32}) {
+	w, err := decodeWant(encodeControl(want{4, "m", F32}))
+	if err != nil || w != (want{4, "m", F32}) {
 		t.Errorf("want: got %+v, %v", w, err)
 	}
 	n, layer, program, err := decodeProgram(putProgram(nil, 3, 48, []byte("abc")))
@@ -115,6 +128,12 @@ func TestRefusals(t *testing.T) {
 	resultOf := func(b []byte) error { _, _, err := decodeResult(b); return err }
 	errorOf := func(b []byte) error { _, err := decodeError(b); return err }
 	callOf := func(b []byte) error { _, err := decodeCall(b, F16, 1, 2); return err }
+	sumsWith := func(at int, bytes ...byte) []byte {
+		b := testSums()
+		copy(b[at:], bytes)
+		return b
+	}
+	sumsOf := func(b []byte) error { _, err := decodeCall(b, F16, 2, 3); return err }
 	max32 := []byte{0xff, 0xff, 0xff, 0xff}
 	tests := []struct {
 		name    string
@@ -149,8 +168,8 @@ func TestRefusals(t *testing.T) {
 		{"want: long integer", wantOf, []byte{0xa3, 1, 0x18, 1, 2, 0x61, 'm', 3, 1}, "deterministic"},
 		{"want: indefinite length", wantOf, []byte{0xbf, 1, 1, 2, 0x61, 'm', 3, 1, 0xff}, "indefinite"},
 		{"want: version", wantOf, encodeControl(want{7, "m", F32}), "wire version 7"},
-		{"want: precision", wantOf, encodeControl(want{3, "m", 5}), "precision 5"},
-		{"want: no model", wantOf, encodeControl(want{3, "", F32}), "model id"},
+		{"want: precision", wantOf, encodeControl(want{4, "m", 5}), "precision 5"},
+		{"want: no model", wantOf, encodeControl(want{4, "", F32}), "model id"},
 		{"program: empty", programOf, putProgram(nil, 0, 0, nil), "want 9"},
 		{"program: too long", programOf, putProgram(nil, 0, 0, make([]byte, MaxProgram+1)), "want 9"},
 		{"program: number", programOf, putProgram(nil, MaxPrograms, 0, []byte{1}), "program number"},
@@ -179,10 +198,17 @@ func TestRefusals(t *testing.T) {
 		{"call: pairs beyond the limit", callOf, callWith(16, 3), "3 pairs"},
 		{"call: no width", callOf, callWith(20, 0), "rows of 0"},
 		{"call: huge width", callOf, callWith(20, max32...), "rows of"},
-		{"call: truncated", callOf, testPayload()[:callSize(F32, 1, 2, 2)-4], "its counts say"},
+		{"call: truncated", callOf, testPayload()[:callSize(F32, 1, 2, 2, false)-4], "its counts say"},
 		{"call: trailing bytes", callOf, append(testPayload(), 0, 0, 0, 0), "its counts say"},
 		{"call: row out of bounds", callOf, callWith(24, 1), "names row 1"},
 		{"call: negative row", callOf, callWith(24, max32...), "names row"},
+		{"call: neither sums nor rows", callOf, callWith(5, 2), "precision word 0x201"},
+		{"call: sums without weights", callOf, callWith(5, 1), "its counts say"},
+		{"sums: no pair of the first row", sumsOf, sumsWith(24, 1, 0, 0, 0, 1), "pair 0 names row 1, after row -1"},
+		{"sums: no pair of the last row", sumsOf, sumsWith(32, 0), "2 rows, of which the last that a pair names is 0"},
+		{"sums: rows out of order", sumsOf, sumsWith(28, 1, 0, 0, 0, 0), "names row 0, after row 1"},
+		{"sums: infinite weight", sumsOf, sumsWith(48, 0, 0, 0x80, 0xff), "weights that are not finite"},
+		{"sums: weight that is no number", sumsOf, sumsWith(56, 1, 0, 0x80, 0x7f), "weights that are not finite"},
 		{"call: expert out of bounds", callOf, callWith(32, max32...), "names expert"},
 	}
 	for _, test := range tests {
@@ -263,7 +289,7 @@ func FuzzOffer(f *testing.F) {
 }
 
 func FuzzWant(f *testing.F) {
-	f.Add(encodeControl(want{3, "m", F32}))
+	f.Add(encodeControl(want{4, "m", F32}))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		if w, err := decodeWant(b); err == nil && string(encodeControl(w)) != string(b) {
 			t.Errorf("%x decodes to %+v, which encodes differently", b, w)
@@ -275,6 +301,7 @@ func FuzzCall(f *testing.F) {
 	for _, p := range precisions {
 		f.Add(testPayloadAs(p), uint8(p), uint16(4), uint16(4))
 	}
+	f.Add(testSums(), uint8(F32), uint16(4), uint16(4))
 	f.Fuzz(func(t *testing.T, b []byte, agreed uint8, mostRows, mostPairs uint16) {
 		p, maxRows, maxPairs := Precision(agreed), int(mostRows), int(mostPairs)
 		if !slices.Contains(precisions, p) {
@@ -290,11 +317,15 @@ func FuzzCall(f *testing.F) {
 		if got := c.appendRows(nil); len(got) != c.rows*c.width {
 			t.Fatalf("%d elements of %d rows of %d", len(got), c.rows, c.width)
 		}
-		again := make([]byte, callSize(c.precision, c.rows, len(c.row), c.width))
+		if out := make([]float32, len(c.row)); c.sums && len(c.sumRows(out, 1)) != c.rows {
+			t.Fatalf("not %d sums", c.rows)
+		}
+		again := make([]byte, callSize(c.precision, c.rows, len(c.row), c.width, c.sums))
 		d := layCall(again, c, len(c.row))
 		copy(d.data, c.data)
 		copy(d.row, c.row)
 		copy(d.expert, c.expert)
+		copy(d.weight, c.weight)
 		if string(again) != string(b) {
 			t.Error("encodes differently")
 		}

@@ -157,7 +157,7 @@ func (w *Worker) compute() error {
 		return nil
 	}
 	p := b.jobs[0].program
-	if j := b.jobs[0]; len(b.jobs) == 1 && j.call.precision == F32 {
+	if j := b.jobs[0]; len(b.jobs) == 1 && j.call.precision == F32 && !j.call.sums {
 		j.reply = getBuffer(F32.size(len(j.call.row), p.outWidth))
 		return w.computeLocked(p, float32s(j.call.data), j.call.row, j.call.expert, float32s(j.reply.b))
 	}
@@ -178,8 +178,11 @@ func (w *Worker) compute() error {
 	for _, j := range b.jobs {
 		own := out[:len(j.call.row)*p.outWidth]
 		out = out[len(own):]
+		if j.call.sums {
+			own = j.call.sumRows(own, p.outWidth)
+		}
 		reply := j.call.precision.orF32(own)
-		j.reply = getBuffer(reply.size(len(j.call.row), p.outWidth))
+		j.reply = getBuffer(reply.size(j.call.answers(), p.outWidth))
 		reply.put(j.reply.b, own, p.outWidth)
 	}
 	return nil

@@ -211,7 +211,7 @@ func (s *workerSession) inline(id uint64, p *workerProgram, c *callFrame) error 
 
 // computeInline leaves the reply to a call in the link's frame. The kernel is locked.
 func (s *workerSession) computeInline(p *workerProgram, c *callFrame) error {
-	if c.precision == F32 {
+	if c.precision == F32 && !c.sums {
 		payload, err := s.link.w.Payload(F32.size(len(c.row), p.outWidth))
 		if err != nil {
 			return err
@@ -224,10 +224,14 @@ func (s *workerSession) computeInline(p *workerProgram, c *callFrame) error {
 	if err := s.w.computeLocked(p, b.rows, c.row, c.expert, b.out); err != nil {
 		return err
 	}
-	reply := c.precision.orF32(b.out)
-	payload, err := s.link.w.Payload(reply.size(len(c.row), p.outWidth))
+	out := b.out
+	if c.sums {
+		out = c.sumRows(out, p.outWidth)
+	}
+	reply := c.precision.orF32(out)
+	payload, err := s.link.w.Payload(reply.size(c.answers(), p.outWidth))
 	if err == nil {
-		reply.put(payload, b.out, p.outWidth)
+		reply.put(payload, out, p.outWidth)
 	}
 	return err
 }

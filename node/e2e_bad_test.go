@@ -233,7 +233,7 @@ func record(t *testing.T, v any) []byte {
 }
 
 func want(t *testing.T, model string) []byte {
-	b := record(t, map[int]any{1: 3, 2: model, 3: 1})
+	b := record(t, map[int]any{1: 4, 2: model, 3: 1})
 	return frame(typeWant, 0, len(b), b)
 }
 

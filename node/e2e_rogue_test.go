@@ -33,7 +33,7 @@ func (r *rogue) serve(_ *p2p.Peer, c p2p.Conn) {
 	if _, err := io.ReadFull(c, make([]byte, 32)); err != nil {
 		return
 	}
-	offer := record(r.t, map[int]any{1: 3, 2: r.model, 3: [][]int{{0, tinyLayers, 0, 32}}, 4: 4096, 5: 4096, 6: 64, 7: []byte{1}, 8: 0})
+	offer := record(r.t, map[int]any{1: 4, 2: r.model, 3: [][]int{{0, tinyLayers, 0, 32}}, 4: 4096, 5: 4096, 6: 64, 7: []byte{1}, 8: 0})
 	c.Write(frame(typeOffer, 0, len(offer), offer))
 	widths := binary.LittleEndian.AppendUint32(binary.LittleEndian.AppendUint32(nil, tinyWidth), tinyWidth)
 	programs := 0
