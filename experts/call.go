@@ -131,8 +131,8 @@ type run struct {
 	lost    []int32 // scratch of collect
 	race    race
 	has     []uint8 // what Call.Out has of each pair, if it is weighted
-	hedging bool   // parts that are sent are second ones
-	dice    uint64 // state of jitter
+	hedging bool    // parts that are sent are second ones
+	dice    uint64  // state of jitter
 
 	busy    []busyPeer
 	reasons []string

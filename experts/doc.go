@@ -2,7 +2,7 @@
 // on its side, a Worker on theirs, and the protocol /kvasir/<net>/experts/1 between them.
 //
 // It is not for routing (the backbone picks the experts), not for combining their outputs
-// (the backbone's own graph does), not for finding peers, and it knows nothing of what an
+// (the backbone does, but for sums, see below), not for finding peers, and it knows nothing of what an
 // expert program says.
 //
 // Invariants:
@@ -20,8 +20,9 @@
 //   - Of replicas that are about as near and fast each gets a share of the calls. While a seed is
 //     set, the seed says which one of the soonest is asked first (draw.go).
 //   - Rows are exact (f32) unless Config.Precision says otherwise and the worker offers that. An
-//     answer has a row for each pair, not their weighted sum: the router's weights do not come
-//     with a call (docs/performance.md says what sums would save, and what they would take).
+//     answer has a row for each pair, or, where bytes take long, the weighted sum of a token's rows,
+//     which is exact when all of them are in it; others are made where rows need not be exact
+//     either (sums.go).
 //   - What a peer sends is bounded before memory is taken for it: frames by MaxFrame, calls by
 //     the limits that the worker offers, the queue by its calls and bytes.
 //   - A worker keeps a program as long as a session uses it, and few of one peer, so that no

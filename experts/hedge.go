@@ -58,8 +58,8 @@ func (d *Dispatcher) Hedges() HedgeStats {
 // race is what a run with hedges knows of its pairs.
 type race struct {
 	on     bool
-	asked  []int32         // live parts with the pair
-	filled []bool          // Call.Out has it
+	asked  []int32 // live parts with the pair
+	filled []bool  // Call.Out has it
 
 	mu     sync.Mutex // held while a hedged part fills; guards claims
 	claims []bool     // a part filled it

@@ -193,7 +193,7 @@ func TestCallsDoNotAllocate(t *testing.T) {
 	}
 	for i, p := range slices.Concat(precisions, precisions) {
 		sums := SumsOff - Sums(i/len(precisions)) // off, then on
-		t.Run(p.String()+", sums "+sumsNames[sums], func(t *testing.T) {
+		t.Run(p.String()+", sums "+sums.String(), func(t *testing.T) {
 			w := newSwarm(t)
 			for _, id := range []string{"a", "b"} {
 				first := map[string]int{"a": 0, "b": 32}[id]

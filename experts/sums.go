@@ -22,6 +22,8 @@ const (
 
 var sumsNames = []string{"auto", "on", "off"}
 
+func (s Sums) String() string { return sumsNames[s] }
+
 // ParseSums reads "auto", "on" or "off".
 func ParseSums(name string) (Sums, error) {
 	if i := slices.Index(sumsNames, name); i >= 0 {

@@ -234,8 +234,7 @@ func (w narrowSwarm) Dial(ctx context.Context, id string) (net.Conn, error) {
 	return narrowConn{c}, nil
 }
 
-// TestSumsWhereBytesTakeLong: the rows of a first call tell how narrow the line is, from then on sums
-// are asked for.
+// TestSumsWhereBytesTakeLong: rows that come slowly have sums asked for.
 func TestSumsWhereBytesTakeLong(t *testing.T) {
 	w := newSwarm(t)
 	w.start("a", wholeLayer(), nil)
@@ -243,13 +242,13 @@ func TestSumsWhereBytesTakeLong(t *testing.T) {
 	waitFor(t, d, "connected", connected)
 	call := weighted(testCall(2, 32, false))
 	want := alone(t, wholeLayer(), call)
-	for i := range 3 {
+	for !call.Summed && !t.Failed() {
 		poison(call)
 		if err := d.Compute(t.Context(), call); err != nil {
 			t.Fatal(err)
 		}
-		if diff := off(call, want); diff != 0 || call.Summed != (i > 0) {
-			t.Errorf("call %d: maximum difference %g, summed: %v", i, diff, call.Summed)
+		if diff := off(call, want); diff != 0 {
+			t.Errorf("maximum difference %g", diff)
 		}
 	}
 }
@@ -290,8 +289,8 @@ func TestNarrow(t *testing.T) {
 
 func TestParseSums(t *testing.T) {
 	for _, s := range []Sums{SumsAuto, SumsOn, SumsOff} {
-		if got, err := ParseSums(sumsNames[s]); err != nil || got != s {
-			t.Errorf("%s: got %d, %v", sumsNames[s], got, err)
+		if got, err := ParseSums(s.String()); err != nil || got != s {
+			t.Errorf("%v: got %v, %v", s, got, err)
 		}
 	}
 	if _, err := ParseSums("yes"); err == nil || !strings.Contains(err.Error(), "want auto, on or off") {

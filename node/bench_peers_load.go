@@ -111,7 +111,7 @@ func (b *bench) aCall(path string, compute ggml.ExpertFunc) (call experts.Call, 
 		if !seen {
 			seen, call = true, experts.Call(*c)
 			call.Program, call.Rows, call.IDs = slices.Clone(c.Program), slices.Clone(c.Rows), slices.Clone(c.IDs) // ggml's memory
-			call.Out = make([]float32, len(c.Out))
+			call.Out, call.Weights, call.Sum = make([]float32, len(c.Out)), nil, nil                               // nobody adds up
 		}
 		return compute(ctx, c)
 	}})

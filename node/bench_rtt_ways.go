@@ -209,7 +209,7 @@ type rttExperts struct {
 func (e *rttExperts) compute(ctx context.Context, call *ggml.ExpertCall) error {
 	if call.Layer == 0 {
 		e.last = experts.Call(*call)
-		e.last.Rows, e.last.IDs, e.last.Out = nil, nil, nil
+		e.last.Rows, e.last.IDs, e.last.Out, e.last.Weights, e.last.Sum = nil, nil, nil, nil, nil
 	}
 	return e.dispatcher.Compute(ctx, (*experts.Call)(call))
 }

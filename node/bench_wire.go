@@ -26,8 +26,8 @@ var wirePrecisions = []experts.Precision{experts.F32, experts.F16, experts.BF16,
 // wireLineRTT is the round trip of the lines: that of a LAN.
 const wireLineRTT = time.Millisecond
 
-// wires measures what the precision of rows saves in bytes and time, and what it costs in
-// logits.
+// wires measures what the precision of rows and sums in their place save in bytes and time, and
+// what they cost in logits.
 func (b *bench) wires() error {
 	if err := b.wireTimes(); err != nil {
 		return err
@@ -114,11 +114,11 @@ func (c countedConn) Read(b []byte) (int, error) {
 }
 
 // dial connects the backbone to the worker over another line.
-func (w *wireBackbone) dial(ctx context.Context, p experts.Precision, rate float64) (err error) {
+func (w *wireBackbone) dial(ctx context.Context, p experts.Precision, sums experts.Sums, rate float64) (err error) {
 	w.hangUp()
 	w.rate = rate
 	w.dispatcher, err = experts.NewDispatcher(experts.Config{
-		Model: w.id, Dialer: w, Precision: p, Heartbeat: time.Minute, DeadAfter: time.Hour, Logger: slog.New(slog.DiscardHandler),
+		Model: w.id, Dialer: w, Precision: p, Sums: sums, Heartbeat: time.Minute, DeadAfter: time.Hour, Logger: slog.New(slog.DiscardHandler),
 	})
 	if err != nil {
 		return err
@@ -170,22 +170,24 @@ func (b *bench) wireTimes() error {
 	defer d.ctx.Close()
 	fmt.Fprintf(b.out, "\nwire: one MoE layer of one token, rows of 3072, 8 of 64 experts, all at one worker, round trip of %v, %d thread(s): p50 of a call, and of that in f32\n", wireLineRTT, b.Threads)
 	t := tabwriter.NewWriter(b.out, 0, 0, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprint(t, "line\trows\tbytes there\tback\tms\tof f32\t\n")
-	for _, mbit := range []float64{10, 100, 1000, 0} {
+	fmt.Fprint(t, "line\trows\tsums\tbytes there\tback\tms\tof f32\t\n")
+	for _, mbit := range []float64{20, 100, 1000, 0} {
 		line := "no limit"
 		if mbit > 0 {
 			line = fmt.Sprintf("%.0f Mbit/s", mbit)
 		}
 		var exact time.Duration
 		for _, p := range wirePrecisions {
-			took, there, back, err := b.wireCall(w, d, p, mbit)
-			if err != nil {
-				return err
+			for _, sums := range []experts.Sums{experts.SumsOff, experts.SumsOn, experts.SumsAuto} {
+				took, there, back, err := b.wireCall(w, d, p, sums, mbit)
+				if err != nil {
+					return err
+				}
+				if exact == 0 {
+					exact = took
+				}
+				fmt.Fprintf(t, "%s\t%v\t%v\t%d\t%d\t%.2f\t%.2f\t\n", line, p, sums, there, back, took.Seconds()*1000, float64(took)/float64(exact))
 			}
-			if p == experts.F32 {
-				exact = took
-			}
-			fmt.Fprintf(t, "%s\t%v\t%d\t%d\t%.2f\t%.2f\t\n", line, p, there, back, took.Seconds()*1000, float64(took)/float64(exact))
 		}
 	}
 	return t.Flush()
@@ -193,8 +195,8 @@ func (b *bench) wireTimes() error {
 
 // wireCall is the median time of a call over a line, and its bytes, headers of frames
 // included.
-func (b *bench) wireCall(w *wireBackbone, d *decoder, p experts.Precision, mbit float64) (took time.Duration, there, back int64, err error) {
-	if err := w.dial(b.ctx, p, mbit*1e6/8); err != nil {
+func (b *bench) wireCall(w *wireBackbone, d *decoder, p experts.Precision, sums experts.Sums, mbit float64) (took time.Duration, there, back int64, err error) {
+	if err := w.dial(b.ctx, p, sums, mbit*1e6/8); err != nil {
 		return 0, 0, 0, err
 	}
 	if _, err := d.steps(b.ctx, 2); err != nil { // with the programs and canaries
@@ -203,7 +205,7 @@ func (b *bench) wireCall(w *wireBackbone, d *decoder, p experts.Precision, mbit 
 	w.calls = w.calls[:0]
 	there, back = w.there.Load(), w.back.Load()
 	steps := 16 * b.Rounds
-	if mbit == 10 {
+	if mbit == 20 {
 		steps = 4 * b.Rounds
 	}
 	if _, err := d.steps(b.ctx, steps); err != nil {
@@ -245,8 +247,8 @@ func (b *bench) wireLogitsOf(t io.Writer, name string, w *wireBackbone, tokensOf
 		return err
 	}
 	var exact [][]float32
-	compare := func(p experts.Precision, what string, at int) error {
-		if err := w.dial(b.ctx, p, 0); err != nil {
+	compare := func(p experts.Precision, sums experts.Sums, what string, at int) error {
+		if err := w.dial(b.ctx, p, sums, 0); err != nil {
 			return err
 		}
 		got, err := b.logitsOf(w.model, tokens, at)
@@ -263,9 +265,9 @@ func (b *bench) wireLogitsOf(t io.Writer, name string, w *wireBackbone, tokensOf
 	}
 	var errs []error
 	for _, p := range wirePrecisions {
-		errs = append(errs, compare(p, "", len(tokens)))
+		errs = append(errs, compare(p, experts.SumsOff, "", len(tokens)), compare(p, experts.SumsOn, ", sums", len(tokens)))
 	}
-	return errors.Join(append(errs, compare(experts.F32, ", one token at a time", 1))...)
+	return errors.Join(append(errs, compare(experts.F32, experts.SumsOff, ", one token at a time", 1))...)
 }
 
 // logitsOf are those after each token, of which so many are decoded at a time.

@@ -23,6 +23,7 @@ import (
 	manet "github.com/multiformats/go-multiaddr/net"
 	"github.com/pelletier/go-toml/v2"
 
+	"kvasird/experts"
 	"kvasird/ggml"
 	"kvasird/ggml/gguf"
 	"kvasird/node/api"
@@ -126,6 +127,7 @@ type ModelConfig struct {
 	Drafts    string   `toml:"drafts"`     // whether a backbone whose experts are elsewhere guesses tokens: auto, where it pays, or off; "": auto
 	Rows      string   `toml:"rows"`       // how a stage sends rows to the next: f32 (exact), f16 (half the bytes); "": f32
 	Precision string   `toml:"precision"`  // of rows to experts elsewhere, and back: see PrecisionAuto
+	Sums      string   `toml:"sums"`       // whether experts elsewhere send the sums of a token's rows: auto, where rows take long to come, on or off; "": auto
 
 	// ID is what Path names, when that is an id and no file; set by Validate.
 	ID *gguf.ModelID `toml:"-"`
@@ -275,6 +277,7 @@ func (c *Config) fillDefaults() error {
 	setDefault(&c.Model.Drafts, draftsAuto)
 	setDefault(&c.Model.Rows, "f32")
 	setDefault(&c.Model.Precision, PrecisionAuto)
+	setDefault(&c.Model.Sums, "auto")
 	setDefault(&c.Log.Level, "info")
 	c.Gateway.fillDefaults()
 	setDefault(&c.Reach, string(p2p.ReachAuto))
@@ -456,6 +459,9 @@ func (c *Config) checkNumbers() error {
 	}
 	if _, err := c.Model.precision(); err != nil {
 		return fmt.Errorf("model.precision: %w, or %s", err, PrecisionAuto)
+	}
+	if _, err := experts.ParseSums(c.Model.Sums); err != nil {
+		return fmt.Errorf("model.%w", err)
 	}
 	_, err := c.Log.level()
 	return err

@@ -146,6 +146,7 @@ func TestConfigRefuses(t *testing.T) {
 		{"rule", Config{Model: ModelConfig{Place: []string{"exps"}}}, `model.place: rule "exps": want PATTERN=DEVICE`},
 		{"drafts", Config{Model: ModelConfig{Drafts: "on"}}, `model.drafts "on": want auto or off`},
 		{"rows", Config{Model: ModelConfig{Rows: "f8"}}, `model.rows "f8": want f32 or f16`},
+		{"sums", Config{Model: ModelConfig{Sums: "yes"}}, `model.sums "yes": want auto, on or off`},
 		{"precision", Config{Model: ModelConfig{Precision: "q4"}}, `model.precision: precision "q4": want one of f32, f16, bf16, q8, or auto`},
 		{"level", Config{Log: LogSettings{Level: "warning"}}, `log.level "warning": want debug, info, warn, error; did you mean "warn"?`},
 		{"slice words", Config{Slices: []SliceConfig{{Layers: "all"}}}, `slice layers: gguf: "all" is not a range`},
@@ -191,7 +192,7 @@ func TestConfigFlags(t *testing.T) {
 	want := Config{
 		Data: dir, Roles: []Role{RoleWorker, RoleEntry}, Network: "home", Listen: []string{"/ip4/127.0.0.2/tcp/0"},
 		Lane: "127.0.0.2:0", Peers: []string{other, somePeer}, HTTP: Off, Control: filepath.Join(dir, "control.sock"), Threads: 2, Deadline: 30,
-		Model:  ModelConfig{Path: "/m.gguf", Experts: ExpertsAuto, Wait: 2, Drafts: "auto", Rows: "f32", Precision: PrecisionAuto, Context: 4096, Sequences: 2},
+		Model:  ModelConfig{Path: "/m.gguf", Experts: ExpertsAuto, Wait: 2, Drafts: "auto", Rows: "f32", Precision: PrecisionAuto, Sums: "auto", Context: 4096, Sequences: 2},
 		Slices: []SliceConfig{{"0:2", "0:16"}, {"", "16:32"}},
 		Log:    LogSettings{Level: "debug"},
 		Reach:  "auto", MDNS: "on",

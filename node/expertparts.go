@@ -138,6 +138,10 @@ func (n *Node) openDispatch(m *modelFile, ownCopy bool, cache int64, served func
 	if err != nil {
 		return nil, err
 	}
+	sums, err := experts.ParseSums(n.cfg.Model.Sums)
+	if err != nil {
+		return nil, err
+	}
 	d := &dispatchPart{file: m}
 	if d.meter, err = market.NewMeter(shape); err != nil {
 		return nil, err
@@ -166,7 +170,7 @@ func (n *Node) openDispatch(m *modelFile, ownCopy bool, cache int64, served func
 		local = &experts.Local{Kernel: d.hot.kernel, First: true}
 	}
 	d.Dispatcher, err = experts.NewDispatcher(experts.Config{
-		Model: experts.ModelID(m.id.String()), Dialer: laneDialer{n.host, m.id}, Local: local, Precision: precision,
+		Model: experts.ModelID(m.id.String()), Dialer: laneDialer{n.host, m.id}, Local: local, Precision: precision, Sums: sums,
 		CoverageWait: n.cfg.CoverageWait(), Logger: n.log, Served: served, Unpaid: n.metering.unpaid(m.id),
 		Fault: func(id string, reason error) {
 			if p, err := peer.Decode(id); err == nil {

@@ -32,7 +32,7 @@ const Version = "0.1.0"
 
 // wireVersion is the version of what peers say to each other about experts. It
 // is part of the runtime pack.
-const wireVersion = 2
+const wireVersion = 3
 
 const (
 	stopTime       = 10 * time.Second // for a daemon to end, of which
