@@ -1,6 +1,6 @@
 # Every target works from a plain checkout; `make help` lists them.
 .DEFAULT_GOAL := help
-.PHONY: help deps build test test-sdk test-settle settle-deps test-x402 x402-deps test-load test-net test-chaos test-reflink sim sim-scale soak test-vulkan check demo demo-paid bench bench-plan bench-hot bench-rtt bench-server bench-peers bench-downloads bench-net bench-books bench-gossip fuzz clean clean-deps
+.PHONY: help deps build test test-sdk test-settle settle-deps test-x402 x402-deps test-load test-net test-chaos test-reflink sim sim-scale soak test-vulkan test-arm check demo demo-paid bench bench-plan bench-worker bench-hot bench-rtt bench-server bench-peers bench-downloads bench-net bench-books bench-gossip fuzz clean clean-deps
 
 STATICCHECK = honnef.co/go/tools/cmd/staticcheck@v0.8.2
 GO_FILES    = $(shell find cmd node p2p ring experts market settle ggml -name '*.go' 2>/dev/null)
@@ -33,13 +33,13 @@ test: deps ## run the tests; needs no root
 	packaging/deps_test.sh
 	go build ./...
 	go test -count=1 -p 1 -timeout 15m $(GOTESTFLAGS) ./...
-	@echo "left out: race detector, linters and the build without cgo (make check), fuzzing (make fuzz), a GPU backend (make test-vulkan), the official clients (make test-sdk), payments on a local chain (make test-settle, make test-x402, make demo-paid), load (make test-load), NATs and relays (make test-net), benchmarks (make bench)"
+	@echo "left out: race detector, linters and the build without cgo (make check), fuzzing (make fuzz), a GPU backend (make test-vulkan), a worker on ARM (make test-arm), the official clients (make test-sdk), payments on a local chain (make test-settle, make test-x402, make demo-paid), load (make test-load), NATs and relays (make test-net), benchmarks (make bench)"
 
 check: deps ## format, vet, staticcheck, tidy, build without cgo, tests with the race detector
 	@bad=$$(gofmt -l $(GO_FILES)); [ -z "$$bad" ] || { echo "not formatted (gofmt -w): $$bad"; exit 1; }
 	go vet ./...
 	go vet -tags nettest ./p2p
-	go vet -tags chaos,soak,sim,sdk,load ./node
+	go vet -tags chaos,soak,sim,sdk,load,phone ./node
 	go vet -tags reflink ./ggml/store
 	go vet -tags svm ./settle/... ./node/cashier ./node/pay ./node
 	go run $(STATICCHECK) ./...
@@ -103,6 +103,11 @@ test-vulkan: ## the expert kernel on a Vulkan device (Debian: libvulkan1 and a d
 	BACKEND=vulkan packaging/deps.sh
 	GGML_VK_VISIBLE_DEVICES=$${GGML_VK_VISIBLE_DEVICES-0} go test -tags vulkan -count=1 -v -run OnVulkan ./ggml
 
+# Another machine's kernels run in emulation: the answers are real, the speed is not.
+test-arm: deps ## a daemon for ARM serves all experts to one of this machine (Debian: qemu-user gcc-aarch64-linux-gnu libc6-dev-arm64-cross libstdc++6-arm64-cross)
+	@set -e; phone=$$(packaging/arm.sh); \
+	KVASIR_PHONE="$$phone" go test -tags phone -count=1 -timeout 5m -run '^TestPhone' -v $(GOTESTFLAGS) ./node
+
 demo: build ## a swarm forms itself on this machine and answers three questions
 	bin/kvasird demo
 
@@ -111,6 +116,10 @@ demo-paid: deps settle-deps ## a paid swarm on a local Solana: quotes, payments,
 
 bench: build ## measure dispatch, swarm against alone, and the expert kernel
 	bin/kvasird bench
+
+bench-worker: build ## tokens/s of an expert worker on every backend here, with the share of the roofline (build/worker.csv, .svg)
+	@mkdir -p build
+	bin/kvasird bench worker --csv build/worker.csv --svg build/worker.svg
 
 bench-plan: build ## compare what the planner predicts with what runs (within 25 % wanted)
 	bin/kvasird bench --only plan

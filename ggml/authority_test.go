@@ -125,10 +125,10 @@ func TestRouterAuthority(t *testing.T) {
 	p := &perturbed{kernels: newKernels(t, rt, tinyPath, 3, KernelConfig{}), router: openRouter(t, tinyPath)}
 	m := loadModel(t, rt, ModelConfig{Path: tinyPath, Experts: p.compute})
 	rng := rand.New(rand.NewPCG(5, 6))
-	signs := map[string]func(int) float64{
-		"random":      func(int) float64 { return float64(1 - 2*rng.IntN(2)) },
-		"all up":      func(int) float64 { return 1 },
-		"alternating": func(i int) float64 { return float64(1 - 2*(i%2)) },
+	signs := []func(int) float64{
+		func(int) float64 { return float64(1 - 2*rng.IntN(2)) },
+		func(int) float64 { return 1 },
+		func(i int) float64 { return float64(1 - 2*(i%2)) },
 	}
 	bands := []float64{1e-6, 1e-4, 1e-3, 1e-2}
 	counts := make([]greedyCount, len(bands))

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -37,8 +38,14 @@ func startChild(dir, name string, args ...string) (*child, error) {
 	if err != nil {
 		return nil, err
 	}
+	return startProgram([]string{self}, dir, name, args...)
+}
+
+// startProgram is startChild for another kvasird and what runs it.
+func startProgram(program []string, dir, name string, args ...string) (*child, error) {
 	c := &child{name: name, dir: filepath.Join(dir, name), exited: make(chan struct{})}
-	c.cmd = exec.Command(self, append([]string{"run", "--data", c.dir}, args...)...)
+	args = slices.Concat(program[1:], []string{"run", "--data", c.dir}, args)
+	c.cmd = exec.Command(program[0], args...)
 	c.cmd.Stderr = c
 	c.cmd.SysProcAttr = dieWithParent(syscall.SIGTERM)
 	if err := c.cmd.Start(); err != nil {

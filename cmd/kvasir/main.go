@@ -65,7 +65,7 @@ var commands = []command{
 	{name: "network", args: "create|show|invite|revoke …", about: "create a network, invite into it, revoke (runs kvasird network)", run: sibling("network")},
 	{name: "plan", args: "[MODEL] [flags]", about: "how a model would run on nodes: where, how fast, limited by what (runs kvasird plan)", run: sibling("plan")},
 	{name: "sim", args: "[SCENARIO…] [flags]", about: "play markets of agents over the real rules of price, fee and emission", run: simulate},
-	{name: "bench", args: "[flags]", about: "measure this machine (runs kvasird bench)", run: sibling("bench")},
+	{name: "bench", args: "[worker] [flags]", about: "measure this machine, or what a worker gives on each of its backends (runs kvasird bench)", run: sibling("bench")},
 	{name: "doctor", args: "[flags]", about: "say what is wrong with this machine (runs kvasird doctor)", run: sibling("doctor")},
 	{name: "version", about: "print the version", run: version},
 }

@@ -30,7 +30,7 @@ var commands = []command{
 	{"network", "create a network, invite into it, revoke", network},
 	{"model", "add, list, verify, remove and pin the models of this node's store", model},
 	{"plan", "[MODEL] [flags]: say how a model would run on this machine and its peers, or on nodes that a file describes, and how fast", plan},
-	{"bench", "measure dispatch, swarm against alone, and the expert kernel", bench},
+	{"bench", "[worker] [flags]: measure dispatch, swarm against alone, and the expert kernel; worker: a worker's tokens per second on every backend", bench},
 	{"version", "print the version", version},
 	{"probe", "try out a model file (started by run, reads a request from its standard input)", probe},
 }
@@ -157,6 +157,14 @@ func demo(ctx context.Context, args []string) error {
 }
 
 func bench(ctx context.Context, args []string) error {
+	if len(args) > 0 && args[0] == "worker" {
+		set := flag.NewFlagSet("bench worker", flag.ContinueOnError)
+		opts := node.BenchWorkerFlags(set)
+		if err := parse(set, args[1:]); err != nil {
+			return err
+		}
+		return node.BenchWorker(ctx, opts, os.Stdout)
+	}
 	set := flag.NewFlagSet("bench", flag.ContinueOnError)
 	opts := node.BenchFlags(set)
 	if err := parse(set, args); err != nil {
