@@ -119,6 +119,7 @@ type Worker struct {
 	gate   sync.RWMutex           // read by a call from its check until it is queued or computed
 	served atomic.Pointer[served] // what is computed: more than is offered while a slice goes
 
+	began    atomic.Int64              // when the kernel was last given something, unix ns; 0: it has answered
 	perPair  atomic.Uint32             // float32 bits, ns: what the kernel takes for a pair
 	kernel   sync.Mutex                // guards cfg.Kernel, programs, scratch
 	programs map[string]*workerProgram // that a session uses, by programKey
@@ -296,15 +297,16 @@ type LayerRows struct {
 
 // WorkerStats counts since the worker was made.
 type WorkerStats struct {
-	Sessions int         // open now
-	Leaving  bool        // Drain was called
-	Waiting  int         // calls in the queue now
-	Calls    uint64      // answered with rows
-	Batches  uint64      // kernel calls for them
-	Busy     uint64      // refused because a queue was full
-	Expired  uint64      // too late when their turn came
-	Refused  uint64      // refused for any other reason
-	Rows     []LayerRows // of the first 512 layers those with at least one row, ascending
+	Sessions int           // open now
+	Leaving  bool          // Drain was called
+	Waiting  int           // calls in the queue now
+	Calls    uint64        // answered with rows
+	Batches  uint64        // kernel calls for them
+	Busy     uint64        // refused because a queue was full
+	Expired  uint64        // too late when their turn came
+	Refused  uint64        // refused for any other reason
+	Kernel   time.Duration // for how long it has been at what it computes now; 0: at nothing
+	Rows     []LayerRows   // of the first 512 layers those with at least one row, ascending
 }
 
 // Stats returns the counters of the worker.
@@ -314,6 +316,9 @@ func (w *Worker) Stats() WorkerStats {
 	w.mu.Unlock()
 	s.Calls, s.Batches = w.count.calls.Load(), w.count.batches.Load()
 	s.Busy, s.Expired, s.Refused = w.count.busy.Load(), w.count.expired.Load(), w.count.refused.Load()
+	if began := w.began.Load(); began != 0 {
+		s.Kernel = time.Since(time.Unix(0, began))
+	}
 	for i := range w.rows {
 		if n := w.rows[i].Load(); n > 0 {
 			s.Rows = append(s.Rows, LayerRows{i, n})

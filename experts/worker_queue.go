@@ -191,6 +191,8 @@ func (w *Worker) compute() error {
 // computeLocked runs the kernel, which is locked, and learns how fast it is.
 func (w *Worker) computeLocked(p *workerProgram, rows []float32, row, expert []int32, out []float32) error {
 	began := time.Now()
+	w.began.Store(began.UnixNano())
+	defer w.began.Store(0)
 	err := w.cfg.Kernel.Compute(p.kernel, rows, row, expert, out)
 	smooth(&w.perPair, max(1, float64(time.Since(began))/float64(len(row))))
 	return err

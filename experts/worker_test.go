@@ -31,6 +31,9 @@ func TestBusy(t *testing.T) {
 	if err != nil || e.Code != CodeBusy {
 		t.Fatalf("got %v, %v, want busy", e, err)
 	}
+	if st := p.worker.Stats(); st.Kernel <= 0 {
+		t.Errorf("computing for %v", st.Kernel)
+	}
 	// A dispatcher meets the full queue and gets its answer once there is room.
 	d := w.dispatcher(nil)
 	waitFor(t, d, "connected", connected)
@@ -53,7 +56,7 @@ func TestBusy(t *testing.T) {
 			t.Errorf("reply to %d, want %d", f.ID, id)
 		}
 	}
-	if st := p.worker.Stats(); st.Busy == 0 || st.Waiting != 0 {
+	if st := p.worker.Stats(); st.Busy == 0 || st.Waiting != 0 || st.Kernel != 0 {
 		t.Errorf("stats say %+v", st)
 	}
 }

@@ -9,8 +9,8 @@ import (
 const (
 	restPeriod  = 30 * time.Second // between announcements, and their renewals, in a small swarm
 	restPeers   = 10               // up to which a swarm is small
-	maxPeriod   = 200 * time.Minute
-	renewPeers  = 100 // up to which renewals come every restPeriod
+	maxPeriod   = 20 * time.Hour   // with its renewals less than a day, for which p2p lets one live
+	renewPeers  = 100              // up to which renewals come every restPeriod
 	maxRenew    = 15 * time.Minute
 	hurryGap    = 2 * time.Second // between two announcements, whatever changed
 	hurryMost   = 8               // announcements of changes in a while
@@ -21,8 +21,9 @@ const (
 
 // AnnounceEvery returns how often a node that has nothing new to say announces itself in a swarm
 // of so many peers: every 30 s up to 10 peers, then more rarely in proportion, so that what
-// gossip costs a node is the same in a larger swarm; 5 min for 100, 50 min for 1,000, never more
-// than 200 min, as for 4,000. Between, it is renewed.
+// gossip costs a node is the same in a larger swarm; 5 min for 100, 50 min for 1,000, 500 min for
+// 10,000, never more than 20 h, which is more than for all that a table holds. Between, it is
+// renewed.
 func AnnounceEvery(peers int) time.Duration {
 	most := int(maxPeriod / restPeriod * restPeers)
 	return restPeriod * time.Duration(min(max(peers, restPeers), most)) / restPeers

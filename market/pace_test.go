@@ -15,8 +15,8 @@ func TestAnnounceEvery(t *testing.T) {
 		{100, 5 * time.Minute, 30 * time.Second},
 		{200, 10 * time.Minute, 30 * time.Second},
 		{1000, 50 * time.Minute, 69 * time.Second},
-		{10_000, 200 * time.Minute, 392 * time.Second},
-		{1 << 30, 200 * time.Minute, 15 * time.Minute},
+		{10_000, 500 * time.Minute, 392 * time.Second},
+		{1 << 30, 20 * time.Hour, 15 * time.Minute},
 	}
 	for _, tt := range tests {
 		if a, r, v := AnnounceEvery(tt.peers), RenewEvery(tt.peers), Validity(tt.peers); a != tt.announce || r != tt.renew || v != 3*r {

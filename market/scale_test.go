@@ -29,6 +29,9 @@ const (
 	renewalCosts = 116
 )
 
+// nearTold is how many neighbours a volunteer for experts tells, as package node has it do.
+const nearTold = 4
+
 type scale struct {
 	*sim                     // clock, rng, shape, policy
 	views                    []*Table
@@ -59,7 +62,7 @@ func newScale(t *testing.T, nodes int) *scale {
 	}
 	a := &Announcement{Machine: &Machine{Cores: 8, Bytes: 20e9, Batch: 200e9, Layer: 20 * time.Microsecond, Up: 5e6, Down: 20e6, Call: time.Millisecond}}
 	s.hints = -len(encode(t, &Announcement{}))
-	for i := range MaxNear {
+	for i := range nearTold {
 		a.Near = append(a.Near, Neighbour{fmt.Sprintf("%02d%050d", i, i), 20 * time.Millisecond}) // as long as a peer id
 	}
 	s.hints += len(encode(t, a))

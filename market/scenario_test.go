@@ -114,7 +114,6 @@ func (x *summary) mixed(n int, unit int, within time.Duration) {
 
 type scenario struct {
 	name   string
-	raced  bool // also with the race detector
 	policy Policy
 	shape  Shape
 	size   int64
@@ -146,10 +145,10 @@ var scenarios = []scenario{
 		x.until("two replicas of every expert", 30*time.Minute, atLeast(2))
 		x.report()
 	}},
-	{name: "burst-100", raced: true, policy: Policy{Target: 25, Ceiling: 25}, shape: layers(1, 256), play: func(x *summary) { burst(x, 100) }},
+	{name: "burst-100", policy: Policy{Target: 25, Ceiling: 25}, shape: layers(1, 256), play: func(x *summary) { burst(x, 100) }},
 	{name: "burst-1000", policy: Policy{Target: 250, Ceiling: 250}, shape: layers(1, 256), play: func(x *summary) { burst(x, 1000) }},
 	{name: "burst-300-scarce-layer", shape: layers(4, 256), play: scarceLayer},
-	{name: "burst-100-uneven", raced: true, policy: Policy{Target: 1000, Ceiling: 1000}, shape: layers(1, 256), play: func(x *summary) {
+	{name: "burst-100-uneven", policy: Policy{Target: 1000, Ceiling: 1000}, shape: layers(1, 256), play: func(x *summary) {
 		for i := range 100 { // from 16 to 112 experts each
 			x.add(16+32*(i%4), 20*mega, 0)
 		}
@@ -158,9 +157,9 @@ var scenarios = []scenario{
 		x.report()
 		x.quiet(10 * time.Minute)
 	}},
-	{name: "full-nodes-move", raced: true, shape: layers(8, 64), play: fullNodes},
+	{name: "full-nodes-move", shape: layers(8, 64), play: fullNodes},
 	{name: "hot-experts", policy: Policy{Ceiling: 2}, shape: layers(4, 64), play: hotExperts},
-	{name: "killed-100", raced: true, shape: layers(8, 128), play: func(x *summary) {
+	{name: "killed-100", shape: layers(8, 128), play: func(x *summary) {
 		x.mixed(100, 16, 10*time.Second)
 		x.until("two replicas of every expert", 10*time.Minute, atLeast(2))
 		x.run(5 * time.Minute)
@@ -172,7 +171,7 @@ var scenarios = []scenario{
 		x.report()
 		x.quiet(10 * time.Minute)
 	}},
-	{name: "partition", raced: true, shape: layers(8, 128), play: partition},
+	{name: "partition", shape: layers(8, 128), play: partition},
 	{name: "churn", shape: layers(8, 64), net: simNet{late: 50, lost: 10, contacts: 64}, play: churn},
 	{name: "slow-downloads", shape: layers(8, 64), play: func(x *summary) {
 		for i := range 90 { // a third are slow, a third never come to an end
@@ -397,9 +396,6 @@ func TestScenarios(t *testing.T) {
 	old := debug.SetGCPercent(300) // a thousand tables are live, and there is memory
 	t.Cleanup(func() { debug.SetGCPercent(old) })
 	for _, sc := range scenarios {
-		if raceEnabled && !sc.raced {
-			continue // a scenario is one goroutine, and takes twenty times as long
-		}
 		t.Run(sc.name, func(t *testing.T) {
 			t.Parallel()
 			begin := time.Now()

@@ -29,7 +29,7 @@ const lateBy = 4 * time.Second
 // and renewLife for how long a record is renewed: as p2p does it.
 var renewHops = [...]time.Duration{5 * time.Second, 15 * time.Second, 35 * time.Second}
 
-const renewLife = 4 * time.Hour
+const renewLife = 24 * time.Hour
 
 type sim struct {
 	t      *testing.T

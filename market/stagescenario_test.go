@@ -9,9 +9,8 @@ import (
 
 // stageScenario is one course of a simulation, and what must hold of it.
 type stageScenario struct {
-	name  string
-	raced bool // also with the race detector
-	play  func(x *stageSummary)
+	name string
+	play func(x *stageSummary)
 }
 
 type stageSummary struct {
@@ -59,7 +58,7 @@ func (x *stageSummary) mixed(n int, apart time.Duration) {
 }
 
 var stageScenarios = []stageScenario{
-	{"stages-3", true, func(x *stageSummary) {
+	{"stages-3", func(x *stageSummary) {
 		for range 3 {
 			x.add(20, 0)
 		}
@@ -67,7 +66,7 @@ var stageScenarios = []stageScenario{
 		x.run(10 * time.Minute)
 		x.quiet(30 * time.Minute)
 	}},
-	{"stages-3-in-turn", true, func(x *stageSummary) {
+	{"stages-3-in-turn", func(x *stageSummary) {
 		for i, room := range []float64{6, 40, 14} { // the first of them must not be in the way
 			x.add(room, time.Duration(i)*time.Minute)
 		}
@@ -80,28 +79,28 @@ var stageScenarios = []stageScenario{
 		x.reach(1, 5*time.Minute)
 		x.quiet(30 * time.Minute)
 	}},
-	{"stages-10", true, func(x *stageSummary) {
+	{"stages-10", func(x *stageSummary) {
 		x.mixed(10, 0)
 		x.reach(1, 5*time.Minute)
 		x.reach(2, 10*time.Minute)
 		x.run(20 * time.Minute)
 		x.quiet(30 * time.Minute)
 	}},
-	{"stages-100", false, func(x *stageSummary) {
+	{"stages-100", func(x *stageSummary) {
 		x.mixed(100, 0)
 		x.reach(1, 5*time.Minute)
 		x.reach(10, 10*time.Minute)
 		x.run(10 * time.Minute)
 		x.quiet(10 * time.Minute)
 	}},
-	{"stages-100-in-turn", false, func(x *stageSummary) {
+	{"stages-100-in-turn", func(x *stageSummary) {
 		x.mixed(100, 5*time.Second)
 		x.reach(1, 5*time.Minute)
 		x.reach(10, 20*time.Minute)
 		x.run(10 * time.Minute)
 		x.quiet(10 * time.Minute)
 	}},
-	{"stages-100-small", false, func(x *stageSummary) {
+	{"stages-100-small", func(x *stageSummary) {
 		for i := range 100 { // nobody holds much, one in five an end
 			x.add([]float64{4.5, 4.5, 4.5, 4.5, 6.5}[i%5], 0)
 		}
@@ -109,7 +108,7 @@ var stageScenarios = []stageScenario{
 		x.run(10 * time.Minute)
 		x.quiet(10 * time.Minute)
 	}},
-	{"stages-churn", false, stageChurn},
+	{"stages-churn", stageChurn},
 }
 
 // restart kills and starts a node that keeps its disk.
@@ -158,9 +157,6 @@ func stageChurn(x *stageSummary) {
 
 func TestStageScenarios(t *testing.T) {
 	for _, sc := range stageScenarios {
-		if raceEnabled && !sc.raced {
-			continue
-		}
 		t.Run(sc.name, func(t *testing.T) {
 			begin := time.Now()
 			x := &stageSummary{stageSim: newStageSim(t, hash(sc.name), layered(48, 4))}

@@ -31,6 +31,9 @@ const (
 	seekPeers = 8
 	// maxServed bounds the lost peers of which it is kept what they served.
 	maxServed = 4096
+	// hungAfter is how long run takes no step, or a worker computes one batch, until the node
+	// is not said to be there any more: far longer than either takes on a slow machine.
+	hungAfter = 2 * time.Minute
 )
 
 // exchange is this node in its network: what it hears and says of who holds what,
@@ -54,6 +57,7 @@ type exchange struct {
 	onPeer    func()                                       // a peer is ready, or said something new
 	onDirect  func(peer.ID)                                // a peer that was reached by a relay is now without one
 	onHeard   func()                                       // what others hold has changed; called by run
+	hangs     func() bool                                  // a worker of this node is stuck
 
 	wake chan struct{} // something changed; holds one
 	// only used as the host's watcher:
@@ -70,7 +74,9 @@ type exchange struct {
 	provided []string                   // keys that this node is found by
 	loops    sync.WaitGroup
 
-	latest atomic.Pointer[market.Announcement] // what this node says now; nil before it has looked
+	latest  atomic.Pointer[market.Announcement] // what this node says now; nil before it has looked
+	stepped atomic.Int64                        // when run last took a step, unix ns
+	hung    atomic.Bool                         // it hung when well was asked last
 
 	mu    sync.Mutex                        // guards shown
 	shown map[gguf.ModelID][]market.Holding // what news said last that is held, for the status
@@ -90,14 +96,14 @@ func newExchange(host *p2p.Host, w *weights, policy market.Policy, log *slog.Log
 	}
 	s := &exchange{
 		self: host.ID(), host: host, table: table, weights: w, policy: policy, log: log, wake: make(chan struct{}, 1),
-		onPeer: func() {}, onHeard: func() {}, onDirect: func(peer.ID) {}, machine: func(*market.Announcement) {},
+		onPeer: func() {}, onHeard: func() {}, onDirect: func(peer.ID) {}, machine: func(*market.Announcement) {}, hangs: func() bool { return false },
 		served: map[peer.ID][]string{}, relayed: map[peer.ID]bool{},
 		learning: map[gguf.ModelID]bool{}, learned: make(chan learned), retry: map[gguf.ModelID]time.Time{},
 		sought: map[gguf.ModelID]time.Time{},
 	}
 	w.holders = s.holders
 	s.topic, err = host.JoinTopic(p2p.TopicConfig{
-		Name: market.Topic, MaxBody: market.MaxBody, Check: s.check, Handle: s.hear, Renew: s.renew,
+		Name: market.Topic, MaxBody: market.MaxBody, Check: s.check, Handle: s.hear, Renew: s.renew, Well: s.well,
 	})
 	if err != nil {
 		return nil, err
@@ -140,6 +146,15 @@ func (s *exchange) renew(e p2p.Envelope) {
 	} else if changed {
 		s.changed()
 	}
+}
+
+// well reports whether what this node said of itself may be renewed.
+func (s *exchange) well() bool {
+	ok := time.Since(time.Unix(0, s.stepped.Load())) < hungAfter && !s.hangs()
+	if hung := s.hung.Swap(!ok); !ok && !hung {
+		s.log.Warn("this node hangs: what it announced is not renewed, so that others go elsewhere; start it again if that lasts")
+	}
+	return ok
 }
 
 // changed has run look again.
@@ -208,7 +223,8 @@ func (s *exchange) run(ctx context.Context) {
 	}
 	for {
 		now := time.Now()
-		next := s.step(ctx, now)
+		s.stepped.Store(now.UnixNano())
+		next := earlier(s.step(ctx, now), now.Add(hungAfter/4))
 		select {
 		case <-ctx.Done():
 			s.leave()

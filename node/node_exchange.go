@@ -106,6 +106,7 @@ func (n *Node) startExchange(ctx context.Context) error {
 		return err
 	}
 	n.exchange.onPeer = n.workers.recheck
+	n.exchange.hangs = n.workers.hang
 	n.exchange.machine = n.tellsMachine()
 	if n.cfg.Has(RoleBackbone) || n.cfg.Has(RoleStage) {
 		n.exchange.runs, n.exchange.onDirect, n.exchange.onHeard = n.runs, n.direct, n.heard

@@ -20,7 +20,8 @@ import (
 var rewriteSim = flag.Bool("rewrite", false, "rewrite the golden summary in testdata")
 
 // TestSim has a swarm of KVASIR_SIM nodes live through all that a swarm has to (`make sim`), and
-// compares what that cost with testdata/sim-NODES.golden, if there is one.
+// compares what that cost with testdata/sim-NODES.golden, if there is one; `make sim
+// GOTESTFLAGS=-rewrite=true` writes it.
 func TestSim(t *testing.T) {
 	nodes, err := strconv.Atoi(os.Getenv("KVASIR_SIM"))
 	if err != nil || nodes < 30 {

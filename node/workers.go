@@ -88,6 +88,11 @@ func (ws *workers) list() []*workerPart {
 	return slices.Collect(maps.Values(ws.parts))
 }
 
+// hang reports whether a batch is being computed for longer than any takes.
+func (ws *workers) hang() bool {
+	return slices.ContainsFunc(ws.list(), func(w *workerPart) bool { return w.worker.Stats().Kernel >= hungAfter })
+}
+
 // bytes is the memory that all experts take.
 func (ws *workers) bytes() (n int64) {
 	for _, w := range ws.list() {

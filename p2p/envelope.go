@@ -65,7 +65,7 @@ var topicPattern = regexp.MustCompile(`^[a-z0-9-]{1,32}$`)
 type Envelope struct {
 	Topic    string  // a-z 0-9 -, 1 to 32 bytes
 	From     peer.ID // author
-	Seq      uint64  // µs since 1970 when it was made, or the last one plus 1
+	Seq      uint64  // µs since 1970 when it was made, or more: each multiple of 65,536 parts two of an author
 	Issued   time.Time
 	Validity time.Duration // over 0, at most MaxValidity
 	Body     []byte        // at most MaxBody

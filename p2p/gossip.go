@@ -54,7 +54,7 @@ const (
 	publishBurst  = 20
 	tolerantPause = 1500 * time.Millisecond
 	tolerantBurst = 30
-	maxAuthors    = 32768    // of a topic, those that are gone for MaxLife too
+	maxAuthors    = 32768    // of a topic, those that are gone for MaxValidity too
 	maxTopicBytes = 64 << 20 // of all envelopes of a topic
 	// One peer can not fill the table with authors that it made up: it may bring in this
 	// part of it.
@@ -78,6 +78,9 @@ type TopicConfig struct {
 	// Renew takes an envelope that Handle was given, whose author has renewed it. Calls come
 	// one at a time with those of Handle. May be nil.
 	Renew func(Envelope)
+	// Well is asked before what Keep told is renewed: a node that hangs, but for its lines,
+	// is not said to be there. nil: it always is. It should return at once.
+	Well func() bool
 }
 
 func (c *TopicConfig) validate() error {
@@ -349,8 +352,8 @@ func (t *Topic) Publish(body []byte, validity time.Duration) error {
 }
 
 // Keep is Publish of what this node means until it says something else: it renews the envelope
-// every step by as much, which costs little, until the next or the host is closed, at most so
-// that it counts for MaxLife.
+// every step by as much, which costs little, until the next, while the topic's Well says so, at
+// most so that it counts for MaxLife.
 func (t *Topic) Keep(body []byte, validity, step time.Duration) error {
 	r, err := newRenewals(validity, step)
 	if err != nil {
@@ -390,7 +393,7 @@ func (t *Topic) seal(e Envelope, r renewals) ([]byte, *pubsub.Topic, error) {
 		return nil, nil, ErrTooOften
 	}
 	id := t.g.h.cfg.Identity
-	e.Topic, e.From, e.Seq, e.Issued = t.cfg.Name, id.ID(), max(uint64(now.UnixMicro()), t.seq+1), now.Round(0) // by the wall clock, which goes on while a machine sleeps
+	e.Topic, e.From, e.Seq, e.Issued = t.cfg.Name, id.ID(), max(uint64(now.UnixMicro()), afterMark(t.seq)), now.Round(0) // by the wall clock, which goes on while a machine sleeps
 	raw, err := id.Seal(t.g.h.cfg.Network, e)
 	if err != nil {
 		return nil, nil, err

@@ -244,11 +244,11 @@ func TestSequenceIsKept(t *testing.T) {
 	}
 	now := time.Now()
 	topic.take(h.ID(), sealFor(t, id, "x", nil), true)
-	topic.sweep(now.Add(MaxLife + maxFuture))
+	topic.sweep(now.Add(MaxValidity + maxFuture))
 	if topic.seqOf(id.ID()) == 0 {
 		t.Error("forgotten too early")
 	}
-	topic.sweep(now.Add(MaxLife + 3*maxFuture))
+	topic.sweep(now.Add(MaxValidity + 3*maxFuture))
 	if topic.seqOf(id.ID()) != 0 || topic.bytes != 0 || len(topic.via) != 0 {
 		t.Errorf("not forgotten: %d authors, %d bytes, %d shares", len(topic.authors), topic.bytes, len(topic.via))
 	}

@@ -33,12 +33,13 @@ const (
 	renewTold  = 1
 	renewKnown = 4 // beside the types of gossip/2
 
-	renewTick  = 5 * time.Second
-	renewFan   = 3                // peers that are told at a time
-	renewGrace = 20 * time.Second // after which a renewal is overdue
-	toldSize   = 8 + 4 + renewalSize
-	maxTold    = 2048
-	maxWanted  = 64
+	renewTick   = 5 * time.Second
+	renewFan    = 3                // peers that are told at a time
+	renewGrace  = 20 * time.Second // after which a renewal is overdue
+	seqMarkBits = 16
+	toldSize    = 8 + 4 + renewalSize
+	maxTold     = 2048
+	maxWanted   = 64
 
 	maxRenewTold  = 1 + 32 + maxTold*toldSize
 	maxRenewKnown = 1 + 8*maxWanted + maxTold*toldSize
@@ -51,7 +52,12 @@ type told struct {
 	renewal
 }
 
-func seqMark(seq uint64) uint32 { return uint32(seq >> 16) }
+func seqMark(seq uint64) uint32 { return uint32(seq >> seqMarkBits) }
+
+// afterMark is the least sequence number with a later mark: no two envelopes of an author share
+// one, or a renewal of one would be taken for a wrong one of the other, and whoever told it be
+// blamed.
+func afterMark(seq uint64) uint64 { return (seq>>seqMarkBits + 1) << seqMarkBits }
 
 func (r told) append(b []byte) []byte {
 	b = binary.LittleEndian.AppendUint64(b, r.author)
@@ -84,6 +90,9 @@ func parseKnown(b []byte) (lacking []uint64, later []told, err error) {
 
 // passOn renews the own envelope when that is due, and tells a few peers what is fresh.
 func (g *gossip) passOn(t *Topic, now time.Time) {
+	if t.ownDue(now) && (t.cfg.Well == nil || t.cfg.Well()) {
+		t.renewOwn(now)
+	}
 	list, from := t.takeFresh(now)
 	if len(list) == 0 {
 		return
@@ -118,7 +127,6 @@ func (g *gossip) passOn(t *Topic, now time.Time) {
 func (t *Topic) takeFresh(now time.Time) (list []told, from []peer.ID) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.renewOwnLocked(now)
 	for id, a := range t.authors {
 		src, fresh := t.fresh[id]
 		if !a.counts(now) || !fresh && !a.overdue(now) {
@@ -143,15 +151,29 @@ func (a *author) overdue(now time.Time) bool {
 	return true
 }
 
-func (t *Topic) renewOwnLocked(now time.Time) {
-	id := t.g.h.ID()
-	a := t.authors[id]
+// ownDue reports whether the own envelope is to be renewed.
+func (t *Topic) ownDue(now time.Time) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	_, due := t.ownDueLocked(now)
+	return due
+}
+
+func (t *Topic) ownDueLocked(now time.Time) (n int, due bool) {
+	a := t.authors[t.g.h.ID()]
 	if a == nil || a.env == nil || a.env.Step == 0 {
-		return
+		return 0, false
 	}
-	n := min(int(now.Sub(a.issued)/a.env.Step), t.renews.most)
-	if n > a.last.n {
-		t.renewLocked(id, a, t.renews.at(n), id)
+	n = min(int(now.Sub(a.issued)/a.env.Step), t.renews.most)
+	return n, n > a.last.n
+}
+
+func (t *Topic) renewOwn(now time.Time) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if n, due := t.ownDueLocked(now); due {
+		id := t.g.h.ID()
+		t.renewLocked(id, t.authors[id], t.renews.at(n), id)
 	}
 }
 

@@ -2,6 +2,7 @@ package p2p
 
 import (
 	"encoding/binary"
+	"fmt"
 	"io"
 	"slices"
 	"testing"
@@ -273,6 +274,68 @@ func (t *Topic) renewedOf(id Identity) (value [renewalBytes]byte, n int) {
 	defer t.mu.Unlock()
 	a := t.authors[id.ID()]
 	return a.last.value, a.last.n
+}
+
+// A node that hangs renews nothing, and goes on when it is well again.
+func TestHungNodeIsNotRenewed(t *testing.T) {
+	h, topic, _ := startGossip(t, nil)
+	asked, well := 0, false
+	topic.cfg.Well = func() bool { asked++; return well }
+	if err := topic.Keep([]byte("kept"), time.Minute, minStep); err != nil {
+		t.Fatal(err)
+	}
+	renewed := func(age time.Duration) int {
+		h.gossip.passOn(topic, time.Now().Add(age))
+		_, n := topic.renewedOf(h.cfg.Identity)
+		return n
+	}
+	if n := renewed(minStep / 2); n != 0 || asked != 0 {
+		t.Errorf("%d renewals before one is due, asked %d times", n, asked)
+	}
+	if n := renewed(2*minStep + minStep/2); n != 0 || asked != 1 {
+		t.Errorf("%d renewals while it hangs, asked %d times", n, asked)
+	}
+	well = true
+	if n := renewed(3*minStep + minStep/2); n != 3 {
+		t.Errorf("renewal %d when it is well again, want 3", n)
+	}
+}
+
+// Two envelopes of an author one after the other are told apart: a renewal is of one of them.
+func TestEnvelopesAtOnce(t *testing.T) {
+	h, topic, _ := startGossip(t, nil)
+	mark := func(body string) told {
+		t.Helper()
+		if err := topic.Keep([]byte(body), time.Minute, minStep); err != nil {
+			t.Fatal(err)
+		}
+		topic.mu.Lock()
+		defer topic.mu.Unlock()
+		return topic.authors[h.ID()].told(h.ID())
+	}
+	_, other, log := startGossip(t, nil)
+	last := mark("first")
+	for i := range publishBurst - 1 {
+		raw := topic.wanted([]uint64{last.author})[0][renewalSize:]
+		other.take("somebody", raw, true)
+		chain := topic.renews
+		next := mark(fmt.Sprint(i))
+		if int32(next.seq-last.seq) <= 0 {
+			t.Fatalf("envelope %d has mark %d after %d", i+1, next.seq, last.seq)
+		}
+		next.renewal = topic.renews.at(1)
+		if v, _ := other.renew("somebody", next, time.Now().Add(minStep)); v != renewalLacking {
+			t.Fatalf("a renewal of what is not here: verdict %v", v)
+		}
+		last.renewal = chain.at(1)
+		if v, _ := other.renew("somebody", last, time.Now().Add(minStep)); v != renewalTaken {
+			t.Fatalf("a renewal of what is here: verdict %v", v)
+		}
+		last = next
+	}
+	if n := len(log.bodies()); n != publishBurst-1 {
+		t.Errorf("%d envelopes handed over, want %d", n, publishBurst-1)
+	}
 }
 
 func TestWantedOnce(t *testing.T) {

@@ -295,15 +295,16 @@ func (t *Topic) dropLocked(id peer.ID, a *author) {
 	delete(t.byHash, authorHash(id))
 }
 
-// sweepLocked forgets envelopes whose time is over at once, and sequence numbers when no
-// older envelope of the author can still count: so none comes back.
+// sweepLocked forgets envelopes whose time is over at once, and sequence numbers when no older
+// envelope of the author can still count: so none comes back. An author stops renewing one when
+// it says something else, so that counts for MaxValidity more at most.
 func (t *Topic) sweepLocked(now time.Time) {
 	t.swept = now
 	for id, a := range t.authors {
 		if a.env != nil && !a.counts(now) {
 			t.setLocked(a, nil, nil)
 		}
-		if now.Sub(a.issued) > MaxLife+2*maxFuture {
+		if a.env == nil && now.Sub(a.issued) > MaxValidity+2*maxFuture {
 			t.dropLocked(id, a)
 		}
 	}

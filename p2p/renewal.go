@@ -22,7 +22,8 @@ import (
 // at most MaxLife.
 const (
 	// MaxLife bounds the time for which an envelope counts, however often it is renewed.
-	MaxLife = 4 * time.Hour
+	// A renewal costs who checks it at most MaxLife / minStep hashes, under a millisecond.
+	MaxLife = 24 * time.Hour
 
 	minStep       = 10 * time.Second
 	renewalBytes  = 16 // of an anchor, and of the value of a renewal

@@ -80,7 +80,7 @@ func TestCheckRenewal(t *testing.T) {
 		{"after a forged one", nil, chain.at(5), forged, 5 * time.Minute, ErrForged},
 		{"of an envelope without", func(e *Envelope) { e.Step, e.Anchor = 0, nil }, chain.at(1), renewal{}, time.Minute, ErrEnvelope},
 		{"of another envelope", func(e *Envelope) { e.Anchor = make([]byte, renewalBytes) }, chain.at(1), renewal{}, time.Minute, ErrForged},
-		{"beyond a life", func(e *Envelope) { e.Step = time.Hour }, chain.at(4), renewal{}, 5 * time.Hour, ErrOversized},
+		{"beyond a life", func(e *Envelope) { e.Step = time.Hour }, renewal{n: 24}, renewal{}, 25 * time.Hour, ErrOversized},
 	}
 	for _, tt := range tests {
 		e, _ := keptEnvelope(t)

@@ -1,5 +1,0 @@
-//go:build !race
-
-package market
-
-const raceEnabled = false
