@@ -28,7 +28,7 @@ type Device struct {
 
 // ModelConfig says how a model is loaded.
 type ModelConfig struct {
-	Path string
+	Path string // with Experts nothing of the experts is read
 	// Image is loaded instead of Path: the whole of it is read now, and where it has
 	// TokenRow that is read later too, so its model stays open until Close. With
 	// Experts their bytes are not read.

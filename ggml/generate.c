@@ -1,5 +1,7 @@
 #include "generate.h"
 
+#include "swarm.h"
+
 #include <stdlib.h>
 #include <string.h>
 
@@ -22,12 +24,19 @@ static void collect(struct ggml_tensor * t, void * ud) {
 
 bool kv_made_tensors(struct gguf_context * meta, struct kv_made_list * out) {
     ggml_backend_dev_t no_devices[1] = { NULL };
+    // Whatever its size, the model takes addresses only.
+    ggml_backend_buffer_type_t nowhere = kv_swarm_buft_new(0, false);
+    const struct llama_model_tensor_buft_override all[2] = { { ".*", nowhere }, { NULL, NULL } };
     struct llama_model_params p = llama_model_default_params();
     p.devices      = no_devices;
     p.n_gpu_layers = 0;
+    p.tensor_buft_overrides = nowhere ? all : NULL;
     struct llama_model * m = llama_model_init_from_user(meta, collect, out, p);
     if (m) {
         llama_model_free(m);
+    }
+    if (nowhere) {
+        kv_swarm_buft_free(nowhere);
     }
     return m && !out->out_of_memory;
 }

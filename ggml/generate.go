@@ -87,7 +87,7 @@ func (rt *Runtime) GenerateModel(path string, cfg GenerateConfig) error {
 			tensors[i].kind = matrixType
 		}
 	}
-	if err := file.write(path, tensors, cfg.Seed, max(cfg.Threads, 1)); err != nil {
+	if err := file.write(path, tensors, cfg); err != nil {
 		os.Remove(path)
 		return fmt.Errorf("generate %s: %w", arch.name, err)
 	}

@@ -12,6 +12,8 @@ import (
 	"fmt"
 	"os"
 	"unsafe"
+
+	"kvasird/ggml/gguf"
 )
 
 // ggufFile is the header of a GGUF in the making.
@@ -93,8 +95,8 @@ func (f *ggufFile) addTensors(tensors []generated) error {
 }
 
 // write makes the file: header, then the data of every tensor at the offset
-// that the header gives it.
-func (f *ggufFile) write(path string, tensors []generated, seed uint64, threads int) (err error) {
+// that the header gives it, but for those that cfg leaves out.
+func (f *ggufFile) write(path string, tensors []generated, cfg GenerateConfig) (err error) {
 	if err := f.addTensors(tensors); err != nil {
 		return err
 	}
@@ -111,8 +113,10 @@ func (f *ggufFile) write(path string, tensors []generated, seed uint64, threads 
 	end := int64(len(header))
 	for i, t := range tensors {
 		offset := int64(len(header)) + int64(C.gguf_get_tensor_offset(f.ctx, C.int64_t(i)))
-		if err := t.fill(out, offset, seed, threads); err != nil {
-			return fmt.Errorf("tensor %s: %w", t.name, err)
+		if !cfg.Holes || gguf.InBackbone(t.name) {
+			if err := t.fill(out, offset, cfg.Seed, max(cfg.Threads, 1)); err != nil {
+				return fmt.Errorf("tensor %s: %w", t.name, err)
+			}
 		}
 		size := int64(C.gguf_get_tensor_size(f.ctx, C.int64_t(i)))
 		alignment := int64(C.gguf_get_alignment(f.ctx))

@@ -4,6 +4,7 @@ package ggml
 
 import (
 	"bytes"
+	"io"
 	"math"
 	"os"
 	"path/filepath"
@@ -147,6 +148,38 @@ func TestGenerateSameConfigSameBytes(t *testing.T) {
 	}
 	if bytes.Equal(one, read(GenerateConfig{Seed: 8, Type: "Q4_K"})) {
 		t.Error("another seed made the same bytes")
+	}
+}
+
+// A model with holes is the same model with zeros for experts.
+func TestGenerateHoles(t *testing.T) {
+	rt := openRuntime(t)
+	cfg := GenerateConfig{Arch: "qwen35moe"}
+	full := openGGUF(t, generate(t, rt, cfg))
+	cfg.Holes = true
+	holed := openGGUF(t, generate(t, rt, cfg))
+	read := func(m *gguf.Model, name string) []byte {
+		r, err := m.Section(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		b, err := io.ReadAll(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return b
+	}
+	for _, x := range full.Tensors() {
+		want := read(full, x.Name)
+		if !gguf.InBackbone(x.Name) {
+			want = make([]byte, len(want))
+		}
+		if !bytes.Equal(read(holed, x.Name), want) {
+			t.Errorf("%s differs", x.Name)
+		}
+	}
+	if len(holed.ExpertLayers()) == 0 {
+		t.Error("there are no experts")
 	}
 }
 

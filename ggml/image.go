@@ -32,9 +32,9 @@ var imagesAsFiles = !bool(C.kv_has_images())
 
 // loadImage loads a model from an image; nil without an error when the library has its
 // own words for the failure.
-func loadImage(image *gguf.Image, params C.struct_llama_model_params) (*C.struct_llama_model, error) {
+func loadImage(image *gguf.Image, name string, params C.struct_llama_model_params) (*C.struct_llama_model, error) {
 	if imagesAsFiles {
-		return loadCopy(image, params)
+		return loadCopy(image, name, params)
 	}
 	r := &imageReader{image: image}
 	h := cgo.NewHandle(r)
@@ -44,7 +44,7 @@ func loadImage(image *gguf.Image, params C.struct_llama_model_params) (*C.struct
 		if c != nil {
 			C.llama_model_free(c)
 		}
-		return nil, fmt.Errorf("load the stage of layers %v: %w", image.Window(), r.err)
+		return nil, fmt.Errorf("load %s: %w", name, r.err)
 	}
 	return c, nil
 }
@@ -65,17 +65,17 @@ func kvImageRead(handle C.uintptr_t, dst *C.char, n, off C.int64_t) C.int64_t {
 
 // loadCopy loads an image where the C library takes files only: from a temporary file
 // that is gone when it is loaded.
-func loadCopy(image *gguf.Image, params C.struct_llama_model_params) (*C.struct_llama_model, error) {
+func loadCopy(image *gguf.Image, name string, params C.struct_llama_model_params) (*C.struct_llama_model, error) {
 	dir, err := os.MkdirTemp("", "kvasir-stage-*")
 	if err != nil {
 		return nil, err
 	}
 	defer os.RemoveAll(dir)
-	name := filepath.Join(dir, "stage.gguf")
-	if err := image.WriteFile(context.Background(), name); err != nil {
-		return nil, fmt.Errorf("load the stage of layers %v: %w", image.Window(), err)
+	file := filepath.Join(dir, "stage.gguf")
+	if err := image.WriteFile(context.Background(), file); err != nil {
+		return nil, fmt.Errorf("load %s: %w", name, err)
 	}
-	path := C.CString(name)
+	path := C.CString(file)
 	defer C.free(unsafe.Pointer(path))
 	return C.llama_model_load_from_file(path, params), nil
 }

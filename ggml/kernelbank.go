@@ -13,6 +13,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
 	"unsafe"
 
 	"kvasird/ggml/gguf"
@@ -187,7 +188,7 @@ func (b *bank) tensorBytes(i int) (total int64) {
 	return total * int64(b.stacked) / int64(b.held())
 }
 
-// largest is the size of the largest weight: what reading the bank needs beside it.
+// largest is the size of the largest weight, in the file's layout.
 func (b *bank) largest() (most int64) {
 	for i := range b.parts {
 		most = max(most, b.tensorBytes(i))
@@ -195,31 +196,94 @@ func (b *bank) largest() (most int64) {
 	return most
 }
 
-// read fills the bank, tensor by tensor, through one buffer, which is C memory so
-// that it is given back when it is no longer used.
-func (b *bank) read(ctx context.Context) error {
-	space := C.malloc(C.size_t(b.largest()))
-	if space == nil {
-		return fmt.Errorf("no memory to read the experts of layer %d: %d bytes", b.layer, b.largest())
+// filled is a weight of a bank whose bytes were read.
+type filled struct {
+	bank   *bank
+	weight int
+	space  unsafe.Pointer // of the bytes
+	err    error
+}
+
+// fillers is the number of buffers through which banks are read: while the backend takes
+// one in, which may lay it out anew, the next is read.
+const fillers = 2
+
+// fillSpace is the size of each.
+func fillSpace(banks []*bank) (most int64) {
+	for _, b := range banks {
+		most = max(most, b.largest())
 	}
-	defer C.free(space)
-	for i, tensors := range b.parts {
-		total := b.tensorBytes(i)
-		buf := unsafe.Slice((*byte)(space), total)
-		at := int64(0)
-		for _, t := range tensors {
-			if ctx.Err() != nil {
-				return context.Cause(ctx)
-			}
-			if err := t.ReadInto(buf[at : at+t.Bytes]); err != nil {
-				return err
-			}
-			at += t.Bytes
+	return most
+}
+
+// readBanks fills banks, weight by weight. The buffers are C memory, so that they are
+// given back when they are no longer used.
+func readBanks(ctx context.Context, banks []*bank) error {
+	size := fillSpace(banks)
+	spare := make(chan unsafe.Pointer, fillers)
+	for range fillers {
+		space := C.malloc(C.size_t(size))
+		if space == nil {
+			return fmt.Errorf("no memory to read experts: %d bytes", size)
 		}
-		if b.stacked > b.held() {
-			copy(buf[at:], buf[:at])
+		defer C.free(space)
+		spare <- space
+	}
+	full := make(chan filled)
+	var reading sync.WaitGroup
+	defer reading.Wait()
+	inner, stop := context.WithCancel(ctx)
+	defer stop()
+	reading.Go(func() {
+		defer close(full)
+		for _, b := range banks {
+			for i := range b.parts {
+				select {
+				case space := <-spare:
+					full <- filled{b, i, space, b.readWeight(inner, i, space)}
+				case <-inner.Done():
+					return
+				}
+			}
 		}
-		C.kv_bank_set(b.c, C.int(i), space, C.size_t(total))
+	})
+	return takeFilled(ctx, full, spare, stop)
+}
+
+// takeFilled has the backend take in what was read, to the end of full.
+func takeFilled(ctx context.Context, full <-chan filled, spare chan<- unsafe.Pointer, stop func()) (err error) {
+	for f := range full {
+		if err == nil && f.err == nil {
+			C.kv_bank_set(f.bank.c, C.int(f.weight), f.space, C.size_t(f.bank.tensorBytes(f.weight)))
+			spare <- f.space
+			continue
+		}
+		if err == nil {
+			err = f.err
+		}
+		stop()
+	}
+	if err == nil && ctx.Err() != nil {
+		err = context.Cause(ctx)
+	}
+	return err
+}
+
+// readWeight reads weight i, in the file's layout.
+func (b *bank) readWeight(ctx context.Context, i int, space unsafe.Pointer) error {
+	buf := unsafe.Slice((*byte)(space), b.tensorBytes(i))
+	at := int64(0)
+	for _, t := range b.parts[i] {
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		if err := t.ReadInto(buf[at : at+t.Bytes]); err != nil {
+			return err
+		}
+		at += t.Bytes
+	}
+	if b.stacked > b.held() {
+		copy(buf[at:], buf[:at])
 	}
 	return nil
 }

@@ -65,9 +65,8 @@ func (k *Kernel) SliceBytes(m *gguf.Model, s gguf.Slice) (held, passing int64, e
 	k.expect(m)
 	for _, b := range banks {
 		held += b.bytes(k)
-		passing = max(passing, b.largest())
 	}
-	return held, passing, nil
+	return held, fillers * fillSpace(banks), nil
 }
 
 // DropSlice frees the experts of a slice, once a call under way is done. Programs
@@ -223,11 +222,8 @@ func (k *Kernel) fill(ctx context.Context, banks []*bank) error {
 		if err := b.alloc(k); err != nil {
 			return err
 		}
-		if err := b.read(ctx); err != nil {
-			return err
-		}
 	}
-	return nil
+	return readBanks(ctx, banks)
 }
 
 // takeIn has every program of a layer compute on its new banks too.

@@ -53,11 +53,11 @@ type Model struct {
 // that is hostile can abort the process inside the library: what is not yet known to
 // be good goes through Probe first.
 func (rt *Runtime) LoadModel(cfg ModelConfig) (*Model, error) {
-	if cfg.Image == nil {
-		if _, err := os.Stat(cfg.Path); err != nil {
-			return nil, fmt.Errorf("model: %w", err)
-		}
+	source, err := cfg.open()
+	if err != nil {
+		return nil, fmt.Errorf("model: %w", err)
 	}
+	defer source.Close()
 	for _, o := range cfg.Overrides {
 		if _, err := rt.Device(o.Device); err != nil {
 			return nil, fmt.Errorf("tensors %s: %w", o.Pattern, err)
@@ -74,7 +74,7 @@ func (rt *Runtime) LoadModel(cfg ModelConfig) (*Model, error) {
 		params.load_mode = C.LLAMA_LOAD_MODE_NONE
 	}
 	if cfg.Experts != nil {
-		m.buft = C.kv_swarm_buft_new(C.uintptr_t(m.handle))
+		m.buft = C.kv_swarm_buft_new(C.uintptr_t(m.handle), C.bool(source.image != nil && !imagesAsFiles))
 	}
 	overrides, free := m.overrides(cfg.Overrides)
 	defer free()
@@ -82,10 +82,12 @@ func (rt *Runtime) LoadModel(cfg ModelConfig) (*Model, error) {
 	loadMu.Lock()
 	defer loadMu.Unlock()
 	logs.clear()
-	var err error
-	if m.c, err = load(cfg, params); err != nil {
+	if m.c, err = source.load(cfg.name(), params); err != nil {
 		m.drop()
 		return nil, err
+	}
+	if m.buft != nil {
+		C.kv_swarm_buft_loaded(m.buft)
 	}
 	m.vocab = C.llama_model_get_vocab(m.c)
 	m.programs = make([]atomic.Pointer[layerProgram], m.Layers()+int(C.llama_model_n_layer_nextn(m.c)))
@@ -126,26 +128,56 @@ func (cfg ModelConfig) name() string {
 	return cfg.Path
 }
 
+// modelSource is what the library reads a model from: an image, or else a file.
+type modelSource struct {
+	path  string
+	image *gguf.Image
+	file  *gguf.Model // of the image, if it is closed after the load
+}
+
+// open finds what is to be loaded. A file without its experts is read through an image,
+// in which they are holes.
+func (cfg ModelConfig) open() (s modelSource, err error) {
+	s = modelSource{path: cfg.Path, image: cfg.Image}
+	if s.image == nil {
+		if _, err := os.Stat(s.path); err != nil {
+			return s, err
+		}
+		if cfg.Experts != nil && !imagesAsFiles {
+			if s.file, err = gguf.OpenModel(s.path); err != nil {
+				return s, err
+			}
+			if s.image, err = s.file.BackboneImage(); err != nil {
+				return s, errors.Join(err, s.Close())
+			}
+		}
+	}
+	if s.image != nil && cfg.Experts != nil {
+		s.image = s.image.WithoutExperts()
+	}
+	return s, nil
+}
+
+func (s modelSource) Close() error {
+	if s.file == nil {
+		return nil
+	}
+	return s.file.Close()
+}
+
 // load gives the library the file or the image. The caller holds loadMu.
-func load(cfg ModelConfig, params C.struct_llama_model_params) (*C.struct_llama_model, error) {
-	what := "llama.cpp cannot load " + cfg.name()
-	if cfg.Image != nil {
-		image := cfg.Image
-		if cfg.Experts != nil {
-			image = image.WithoutExperts()
-		}
-		c, err := loadImage(image, params)
-		if c == nil && err == nil {
-			err = logs.failure(what)
-		}
-		return c, err
+func (s modelSource) load(name string, params C.struct_llama_model_params) (c *C.struct_llama_model, err error) {
+	if s.image != nil {
+		c, err = loadImage(s.image, name, params)
+	} else {
+		path := C.CString(s.path)
+		defer C.free(unsafe.Pointer(path))
+		c = C.llama_model_load_from_file(path, params)
 	}
-	path := C.CString(cfg.Path)
-	defer C.free(unsafe.Pointer(path))
-	if c := C.llama_model_load_from_file(path, params); c != nil {
-		return c, nil
+	if c == nil && err == nil {
+		err = logs.failure("llama.cpp cannot load " + name)
 	}
-	return nil, logs.failure(what)
+	return c, err
 }
 
 func (m *Model) drop() {

@@ -12,6 +12,11 @@
 // as the graph says, unless Go has done it.
 //
 // No expert is computed here. The weights' buffer is reserved address space.
+//
+// A load reads a tensor that is not in host memory into a new buffer of its size first:
+// gigabytes of pages for experts that nobody looks at. So while a model is loaded whose
+// experts are holes, its buffers say that they are host memory, and all of their tensors
+// lie in one window, which is read into again and again.
 #include "swarm.h"
 
 #include <stdio.h>
@@ -31,6 +36,20 @@ static struct ggml_backend_device swarm_dev;
 static uintptr_t                  next_context;
 
 // ---- buffer type: addresses without memory ----
+
+struct window {
+    void * base;
+    size_t size;
+};
+
+enum { MAX_WINDOWS = 8 }; // each is larger than those before it
+
+struct swarm_buft {
+    struct ggml_backend_buffer_type type; // first, so that a pointer to it is one to this
+    bool          loading;                // its tensors lie in windows
+    struct window window[MAX_WINDOWS];
+    int           n_windows;
+};
 
 static const char * buft_name(ggml_backend_buffer_type_t buft) {
     (void) buft;
@@ -68,15 +87,46 @@ static void buffer_clear(ggml_backend_buffer_t b, uint8_t v) {
     (void) b; (void) v;
 }
 
+static void * reserve(size_t n, int prot) {
+    void * base = mmap(NULL, n, prot, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    return base == MAP_FAILED ? NULL : base;
+}
+
+// The window for a tensor of n bytes; NULL when there is no memory for one.
+static void * window_of(struct swarm_buft * b, size_t n) {
+    if (b->n_windows > 0 && b->window[b->n_windows - 1].size >= n) {
+        return b->window[b->n_windows - 1].base;
+    }
+    void * base = b->n_windows < MAX_WINDOWS ? reserve(n, PROT_READ | PROT_WRITE) : NULL;
+    if (base) {
+        b->window[b->n_windows++] = (struct window) { base, n };
+    }
+    return base;
+}
+
+static enum ggml_status buffer_init_tensor(ggml_backend_buffer_t buffer, struct ggml_tensor * t) {
+    struct swarm_buft * b = (struct swarm_buft *) buffer->buft;
+    if (b->loading && !t->view_src) {
+        void * base = window_of(b, ggml_nbytes(t));
+        if (base) {
+            t->data = base;
+        } else {
+            b->loading = false; // then they are read as those of a device are: slower, and as right
+        }
+    }
+    return GGML_STATUS_SUCCESS;
+}
+
 static ggml_backend_buffer_t buft_alloc(ggml_backend_buffer_type_t buft, size_t size) {
-    const size_t n = size ? size : 64;
-    void * base = mmap(NULL, n, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (base == MAP_FAILED) {
+    const size_t n    = size ? size : 64;
+    void *       base = reserve(n, PROT_NONE);
+    if (!base) {
         return NULL;
     }
     const struct ggml_backend_buffer_i iface = {
         .free_buffer   = buffer_free,
         .get_base      = buffer_base,
+        .init_tensor   = buffer_init_tensor,
         .memset_tensor = buffer_memset,
         .set_tensor    = buffer_set,
         .get_tensor    = buffer_get,
@@ -91,27 +141,41 @@ static size_t buft_alignment(ggml_backend_buffer_type_t buft) {
 }
 
 static bool buft_is_host(ggml_backend_buffer_type_t buft) {
-    (void) buft;
-    return false;
+    return ((struct swarm_buft *) buft)->loading;
 }
 
-ggml_backend_buffer_type_t kv_swarm_buft_new(uintptr_t model) {
-    ggml_backend_buffer_type_t buft = calloc(1, sizeof(*buft));
-    if (buft) {
-        buft->iface = (struct ggml_backend_buffer_type_i) {
-            .get_name      = buft_name,
-            .alloc_buffer  = buft_alloc,
-            .get_alignment = buft_alignment,
-            .is_host       = buft_is_host,
-        };
-        buft->device  = &swarm_dev;
-        buft->context = (void *) model;
+ggml_backend_buffer_type_t kv_swarm_buft_new(uintptr_t model, bool holes) {
+    struct swarm_buft * b = calloc(1, sizeof(*b));
+    if (!b) {
+        return NULL;
     }
-    return buft;
+    b->type.iface = (struct ggml_backend_buffer_type_i) {
+        .get_name      = buft_name,
+        .alloc_buffer  = buft_alloc,
+        .get_alignment = buft_alignment,
+        .is_host       = buft_is_host,
+    };
+    b->type.device  = &swarm_dev;
+    b->type.context = (void *) model;
+    b->loading      = holes;
+    return &b->type;
+}
+
+void kv_swarm_buft_loaded(ggml_backend_buffer_type_t buft) {
+    struct swarm_buft * b = (struct swarm_buft *) buft;
+    b->loading = false;
+    for (int i = 0; i < b->n_windows; i++) {
+        madvise(b->window[i].base, b->window[i].size, MADV_DONTNEED);
+        mprotect(b->window[i].base, b->window[i].size, PROT_NONE); // a reader is noticed
+    }
 }
 
 void kv_swarm_buft_free(ggml_backend_buffer_type_t buft) {
-    free(buft);
+    struct swarm_buft * b = (struct swarm_buft *) buft;
+    for (int i = 0; i < b->n_windows; i++) {
+        munmap(b->window[i].base, b->window[i].size);
+    }
+    free(b);
 }
 
 // ---- which nodes are the experts' ----

@@ -54,8 +54,10 @@ struct kv_split {
 // Registers the device once per process.
 void kv_swarm_register(void);
 
-// A buffer type for the experts of one model; free it after the model.
-ggml_backend_buffer_type_t kv_swarm_buft_new(uintptr_t model);
+// A buffer type for the experts of one model; free it after the model. With holes none of
+// their bytes are read while the model is loaded: kv_swarm_buft_loaded says when it is.
+ggml_backend_buffer_type_t kv_swarm_buft_new(uintptr_t model, bool holes);
+void                       kv_swarm_buft_loaded(ggml_backend_buffer_type_t buft);
 void                       kv_swarm_buft_free(ggml_backend_buffer_type_t buft);
 
 // The context that the next llama_init_from_model belongs to. Callers hold a lock.

@@ -29,6 +29,7 @@ type BenchOptions struct {
 	RPC    string // path of llama.cpp's RPC server, likewise
 
 	Resident string // set in the child of the memory measurement
+	Start    string // likewise, of the start-up measurement
 }
 
 // BenchFlags adds the options to a command's flags.
@@ -38,13 +39,14 @@ func BenchFlags(set *flag.FlagSet) *BenchOptions {
 	for _, m := range measurements {
 		names = append(names, m.name)
 	}
-	set.StringVar(&o.Only, "only", "", "comma-separated `names` of "+strings.Join(names, ", ")+" (default: all but hot, rtt, server, peers and downloads, which take long)")
+	set.StringVar(&o.Only, "only", "", "comma-separated `names` of "+strings.Join(names, ", ")+" (default: all but hot, rtt, server, peers, downloads and startup, which take long)")
 	set.StringVar(&o.Dir, "dir", filepath.Join(os.TempDir(), "kvasir-bench"), "`folder` for the 730 MB model, which is made once and kept")
 	set.IntVar(&o.Rounds, "rounds", 5, "interleaved `rounds` of each pair of runs; medians are given")
 	set.IntVar(&o.Threads, "threads", 1, "compute `threads` of each process")
 	set.StringVar(&o.Server, "server", "", "`path` of the llama-server that server and peers compare with")
 	set.StringVar(&o.RPC, "rpc", "", "`path` of the ggml-rpc-server that peers compares with")
 	set.StringVar(&o.Resident, "resident", "", "print what a backbone of this `file` holds, for the memory measurement")
+	set.StringVar(&o.Start, "start", "", "print what loading a `part:file` takes, for the start-up measurement")
 	return o
 }
 
@@ -66,7 +68,7 @@ var measurements = []struct {
 	{"kernel", (*bench).kernel, false}, {"memory", (*bench).memory, false}, {"plan", (*bench).planned, false},
 	{"wire", (*bench).wires, false},
 	{"hot", (*bench).hot, true}, {"rtt", (*bench).rtts, true}, {"server", (*bench).servers, true},
-	{"peers", (*bench).peers, true}, {"downloads", (*bench).downloads, true},
+	{"peers", (*bench).peers, true}, {"downloads", (*bench).downloads, true}, {"startup", (*bench).startup, true},
 }
 
 // Bench measures and prints a table for each measurement. Ratios are of runs
@@ -84,6 +86,9 @@ func Bench(ctx context.Context, opts *BenchOptions, out io.Writer) error {
 	b := &bench{BenchOptions: *opts, ctx: ctx, out: out, rt: rt, dir: dir}
 	if opts.Resident != "" {
 		return b.resident(opts.Resident)
+	}
+	if opts.Start != "" {
+		return b.start(opts.Start)
 	}
 	var wanted []string
 	if opts.Only != "" {

@@ -7,8 +7,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strconv"
-	"strings"
 	"text/tabwriter"
 	"time"
 
@@ -200,14 +198,6 @@ func (b *bench) resident(path string) error {
 
 // residentBytes is VmRSS of this process.
 func residentBytes() (int64, error) {
-	status, err := os.ReadFile("/proc/self/status")
-	if err != nil {
-		return 0, err
-	}
-	_, rest, ok := strings.Cut(string(status), "VmRSS:")
-	if !ok {
-		return 0, errors.New("/proc/self/status has no VmRSS")
-	}
-	kib, err := strconv.ParseInt(strings.Fields(rest)[0], 10, 64)
+	kib, err := procNumber("/proc/self/status", "VmRSS:")
 	return kib << 10, err
 }

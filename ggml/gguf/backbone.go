@@ -57,6 +57,29 @@ func WriteBackbone(ctx context.Context, dst string, m *Model) error {
 	return nil
 }
 
+// BackboneImage returns the model without its experts as one file: what else there is as
+// it is, but for the metadata that say that it is split. In the place of expert weights
+// are holes of the smallest type, in the place of their biases such of their own.
+func (m *Model) BackboneImage() (*Image, error) {
+	var meta Metadata
+	for _, kv := range m.Meta().list {
+		if !strings.HasPrefix(kv.Key, "split.") {
+			meta.set(kv.Key, kv.Value)
+		}
+	}
+	out := make([]outTensor, len(m.tensors))
+	for i, t := range m.tensors {
+		out[i] = outTensor{t.Name, t.DType, t.Shape, m.parts[t.Part].file, t.Offset}
+		if !InBackbone(t.Name) {
+			out[i].src, out[i].off = nil, 0
+			if strings.HasSuffix(t.Name, ".weight") {
+				out[i].dtype = smallestType(t.Shape[0])
+			}
+		}
+	}
+	return newImage(meta, m.parts[0].Alignment, out)
+}
+
 // copyPaths returns the path of every file of a copy whose first file is dst.
 func (m *Model) copyPaths(dst string) ([]string, error) {
 	paths := []string{dst}

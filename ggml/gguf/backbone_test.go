@@ -4,10 +4,14 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
+	"io"
 	"os"
 	"path/filepath"
+	"reflect"
 	"strings"
 	"testing"
+
+	"kvasird/ggml/tensor"
 )
 
 // checkBackbone compares a backbone with the model that it was made of.
@@ -100,6 +104,60 @@ func TestBackboneOfSplitSet(t *testing.T) {
 	if _, err := b.Section("blk.1.ffn_gate_up_exps.bias"); !errors.Is(err, ErrNotHeld) {
 		t.Errorf("Section of a bias = %v, want ErrNotHeld", err)
 	}
+}
+
+// The image of a backbone is one file, also of a split set, with nothing of the experts.
+func TestBackboneImage(t *testing.T) {
+	for _, path := range []string{tinyPath, splitModel(t)} {
+		checkBackboneImage(t, openModel(t, path))
+	}
+}
+
+func checkBackboneImage(t *testing.T, m *Model) {
+	t.Helper()
+	im, err := m.BackboneImage()
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(t.TempDir(), "image.gguf")
+	if err := im.WriteFile(t.Context(), path); err != nil {
+		t.Fatal(err)
+	}
+	b := openModel(t, path)
+	if len(b.Tensors()) != len(m.Tensors()) {
+		t.Fatalf("%d tensors, want %d", len(b.Tensors()), len(m.Tensors()))
+	}
+	for _, kv := range m.Meta().list {
+		if got, has := b.Meta().Get(kv.Key); has == strings.HasPrefix(kv.Key, "split.") || has && !reflect.DeepEqual(got, kv.Value) {
+			t.Errorf("%s: %v, it is there: %v", kv.Key, got, has)
+		}
+	}
+	for i, want := range m.Tensors() {
+		got := b.Tensors()[i]
+		if got.Name != want.Name || got.Shape != want.Shape {
+			t.Errorf("tensor %s %v, want %s %v", got.Name, got.Shape, want.Name, want.Shape)
+		}
+		if !InBackbone(want.Name) {
+			if want.Shape[0]%128 == 0 && strings.HasSuffix(want.Name, ".weight") && got.DType != tensor.Q1_0 || im.Hole(got.Offset) != got.Bytes {
+				t.Errorf("%s is of type %v, with %d of %d bytes of hole", want.Name, got.DType, im.Hole(got.Offset), got.Bytes)
+			}
+			continue
+		}
+		a, _ := io.ReadAll(sectionOf(t, m, want.Name))
+		c, _ := io.ReadAll(sectionOf(t, b, want.Name))
+		if got.DType != want.DType || len(a) == 0 || !bytes.Equal(a, c) {
+			t.Errorf("%s differs", want.Name)
+		}
+	}
+}
+
+func sectionOf(t *testing.T, m *Model, name string) io.Reader {
+	t.Helper()
+	r, err := m.Section(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
 }
 
 func TestBackboneOntoItself(t *testing.T) {
