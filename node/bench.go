@@ -38,7 +38,7 @@ func BenchFlags(set *flag.FlagSet) *BenchOptions {
 	for _, m := range measurements {
 		names = append(names, m.name)
 	}
-	set.StringVar(&o.Only, "only", "", "comma-separated `names` of "+strings.Join(names, ", ")+" (default: all but hot, rtt, server and peers, which take long)")
+	set.StringVar(&o.Only, "only", "", "comma-separated `names` of "+strings.Join(names, ", ")+" (default: all but hot, rtt, server, peers and lanes, which take long)")
 	set.StringVar(&o.Dir, "dir", filepath.Join(os.TempDir(), "kvasir-bench"), "`folder` for the 730 MB model, which is made once and kept")
 	set.IntVar(&o.Rounds, "rounds", 5, "interleaved `rounds` of each pair of runs; medians are given")
 	set.IntVar(&o.Threads, "threads", 1, "compute `threads` of each process")
@@ -66,7 +66,7 @@ var measurements = []struct {
 	{"kernel", (*bench).kernel, false}, {"memory", (*bench).memory, false}, {"plan", (*bench).planned, false},
 	{"wire", (*bench).wires, false},
 	{"hot", (*bench).hot, true}, {"rtt", (*bench).rtts, true}, {"server", (*bench).servers, true},
-	{"peers", (*bench).peers, true},
+	{"peers", (*bench).peers, true}, {"lanes", (*bench).lanes, true},
 }
 
 // Bench measures and prints a table for each measurement. Ratios are of runs
