@@ -3,11 +3,13 @@ package node
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"time"
 
 	"kvasird/experts"
 	"kvasird/ggml"
+	"kvasird/node/engine"
 )
 
 // laneCounts are the contexts among which a backbone's sequences are split.
@@ -42,7 +44,7 @@ func (b *bench) lanes() error {
 			return fmt.Errorf("%s: %w", m.name, err)
 		}
 		fmt.Fprintf(b.out, "\n### Contexts of a backbone: %s, %d streams, one worker\n\n", m.name, peerStreams)
-		t := newTable(b.out, "RTT", "contexts", "tok/s", "of one context", "predicted")
+		t := newTable(b.out, "RTT", "contexts", "tok/s", "of one context", "predicted", "of llama.cpp RPC")
 		for _, rtt := range laneLines {
 			if err = c.lanesOver(t, line{rtt: rtt}); err != nil {
 				break
@@ -67,26 +69,45 @@ func (c *contest) lanesOver(t benchTable, l line) error {
 	defer d.Close()
 	c.by.Store(d)
 	var ways []contestant
-	for _, n := range laneCounts {
-		e, err := c.openLanes(c.swarm, n, nil)
+	if c.Server != "" && c.RPC != "" && c.prompts {
+		rpc, err := c.openRPC(c.path, peerStreams, l)
+		if err != nil {
+			return err
+		}
+		defer rpc.Close()
+		ways = append(ways, contestant{"llama.cpp RPC", false, c.byRPC(rpc)})
+	}
+	first := len(ways)
+	for _, n := range slices.Concat(laneCounts, []int{0}) {
+		name, drafts := strconv.Itoa(n), (*engine.Drafts)(nil)
+		if n == 0 {
+			name, drafts = "as a node has them, drafts", &engine.Drafts{Resident: d.Resident}
+		}
+		e, err := c.openLanes(c.swarm, n, drafts)
 		if err != nil {
 			return err
 		}
 		defer e.Close()
-		way := contestant{strconv.Itoa(n), false, c.byEngine(e)}
-		if _, _, err := way.run(c.texts, 4); err != nil { // programs are learned, and what is made at first use is made
+		ways = append(ways, contestant{name, false, c.byEngine(e)})
+	}
+	for _, w := range ways { // programs are learned, and what is made at first use is made
+		if _, _, err := w.run(c.texts, 4); err != nil {
 			return err
 		}
-		ways = append(ways, way)
 	}
 	rates, err := c.turns(l, c.texts, ways)
 	if err != nil {
 		return err
 	}
-	one := median(rates[0])
-	for i, n := range laneCounts {
-		t.row(msText(l.rtt), ways[i].name, rttRate(median(rates[i])), fmt.Sprintf("%.2f", medianRatio(rates[i], rates[0])),
-			fmt.Sprintf("%.2f", c.lanesGain(l, one, n)))
+	for i, w := range ways {
+		predicted, ofRPC := "-", "-"
+		if at := i - first; at >= 0 && at < len(laneCounts) {
+			predicted = fmt.Sprintf("%.2f", c.lanesGain(l, median(rates[first]), laneCounts[at]))
+		}
+		if first > 0 {
+			ofRPC = fmt.Sprintf("%.2f", medianRatio(rates[i], rates[0]))
+		}
+		t.row(msText(l.rtt), w.name, rttRate(median(rates[i])), fmt.Sprintf("%.2f", medianRatio(rates[i], rates[first])), predicted, ofRPC)
 	}
 	return nil
 }

@@ -126,13 +126,14 @@ func (c *contest) turns(l line, texts []*rttText, ways []contestant) ([][]float6
 
 // openEngine makes an engine as a node has one. drafts are those of a backbone; nil: none.
 func (c *contest) openEngine(m *ggml.Model, drafts *engine.Drafts) (*engine.Engine, error) {
-	return c.openLanes(m, 1, drafts)
+	return c.openLanes(m, 0, drafts)
 }
 
+// openLanes is openEngine with so many contexts; 0: as a node has them.
 func (c *contest) openLanes(m *ggml.Model, lanes int, drafts *engine.Drafts) (*engine.Engine, error) {
 	return engine.Open(engine.Config{
 		Model: m, Context: rttContext, Sequences: peerStreams, Queue: peerStreams, Threads: c.Threads, Drafts: drafts,
-		Lanes: lanes, Turn: &c.turn,
+		Lanes: lanes, Spare: func() bool { return true }, Turn: &c.turn,
 	})
 }
 
