@@ -1,6 +1,6 @@
 # Every target works from a plain checkout; `make help` lists them.
 .DEFAULT_GOAL := help
-.PHONY: help deps build test test-sdk test-settle settle-deps test-x402 x402-deps test-load test-net test-chaos test-reflink sim sim-scale soak test-vulkan test-arm check lint test-race demo demo-paid bench bench-plan bench-worker bench-hot bench-startup bench-rtt bench-server bench-peers bench-downloads bench-net bench-books bench-gossip fuzz clean clean-deps
+.PHONY: help deps build test test-sdk test-settle settle-deps test-x402 x402-deps test-load test-net test-chaos test-reflink sim sim-scale soak test-vulkan test-arm check lint test-race demo demo-paid bench bench-plan bench-worker bench-hot bench-startup bench-lanes bench-rtt bench-server bench-peers bench-downloads bench-net bench-books bench-gossip fuzz clean clean-deps
 
 STATICCHECK = honnef.co/go/tools/cmd/staticcheck@v0.8.2
 GO_FILES    = $(shell find cmd node p2p ring experts market settle ggml -name '*.go' 2>/dev/null)
@@ -138,6 +138,9 @@ bench-hot: build ## what a backbone gains by the experts that it keeps, over 5 m
 
 bench-startup: build ## until a backbone of an 84 GB model, a stage, a worker's experts are ready (4 GB of disk)
 	bin/kvasird bench --only startup
+
+bench-lanes: build ## what a backbone gains by several contexts, 16 streams over 0, 5 and 20 ms
+	bin/kvasird bench --only lanes --rounds 6
 
 # It builds llama.cpp's server, once, which takes a quarter of an hour or so.
 bench-server: build ## tokens/s through HTTP against llama.cpp's own server (Debian: cmake g++)

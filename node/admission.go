@@ -61,15 +61,15 @@ func (m *modelFile) place(cfg Config, remote bool) (p plan.Place, overhead int64
 	return p, q.Overhead(), err
 }
 
-// takes is the memory of a model that is loaded, without what any process has; 0: not
-// known, as of one that lies on a GPU in part.
-func (m *modelFile) takes(cfg Config, remote bool) int64 {
+// takes is the memory of a model that is loaded, without what any process has, and how much of it is
+// for the tokens of sequences; 0: not known, as of one that lies on a GPU in part.
+func (m *modelFile) takes(cfg Config, remote bool) (all, caches int64) {
 	p, overhead, err := m.place(cfg, remote)
 	if err != nil || cfg.Model.GPULayers != 0 {
-		return 0
+		return 0, 0
 	}
 	if remote {
 		p.RAM += cfg.Model.cacheBudget()
 	}
-	return max(0, p.RAM-overhead)
+	return max(0, p.RAM-overhead), p.KV
 }

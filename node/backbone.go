@@ -37,8 +37,10 @@ type backbone struct {
 	computer
 	engine   *engine.Engine   // the computer that makes text, or nil
 	embedder *engine.Embedder // the one that makes embeddings, or nil
+	second   atomic.Int64     // bytes of memory for a second context
 	tried    atomic.Bool      // a canary went through every part once
 	takes    int64            // bytes of memory for weights and caches; 0: not known
+	caches   int64            // of them, for the tokens of sequences
 	pace     pace             // of the exchange's goroutine
 	// lent counts rows of answers for other nodes; may be nil.
 	lent func(entry string, rows int)
@@ -70,7 +72,8 @@ func (n *Node) openBackbone(ctx context.Context, file *modelFile) error {
 	if err := file.probe(ctx, n.cfg, n.rt.Release(), remote); err != nil {
 		return err
 	}
-	b := &backbone{file: file, takes: file.takes(n.cfg, remote), show: n.metering.show,
+	takes, caches := file.takes(n.cfg, remote)
+	b := &backbone{file: file, takes: takes, caches: caches, show: n.metering.show,
 		lent:   n.metering.window(file.id, file.Model, gguf.Range{End: file.Layers()}),
 		allows: n.metering.allowsRows(file.id, file.Model, gguf.Range{End: file.Layers()}, !remote, false)}
 	cfg := ggml.ModelConfig{Path: file.path, GPULayers: n.cfg.Model.GPULayers}
@@ -85,7 +88,7 @@ func (n *Node) openBackbone(ctx context.Context, file *modelFile) error {
 		if n.exchange == nil {
 			n.host.Watch(b.dispatch)
 		}
-		cfg.Experts = b.dispatch.compute
+		cfg.Experts = engine.Experts(b.dispatch.compute)
 	}
 	if b.model, err = n.rt.LoadModel(cfg); err != nil {
 		return err
@@ -111,15 +114,30 @@ func (b *backbone) openComputer(cfg Config, served func(computed, cached int), l
 		b.computer = b.embedder
 		return err
 	}
-	var drafts *engine.Drafts
-	if b.dispatch != nil && cfg.Model.Drafts == draftsAuto {
-		drafts = &engine.Drafts{Resident: b.dispatch.Resident, Paid: served != nil}
+	own := engine.Config{
+		Model: b.model, Context: context, Sequences: cfg.Model.Sequences, Threads: cfg.Threads, Logger: log, Served: served,
 	}
-	b.engine, err = engine.Open(engine.Config{
-		Model: b.model, Context: context, Sequences: cfg.Model.Sequences, Threads: cfg.Threads, Logger: log, Served: served, Drafts: drafts,
-	})
+	if b.dispatch != nil {
+		own.Turn, own.Lanes = &b.dispatch.turn, cfg.Model.Interleave
+		if cfg.Model.Drafts == draftsAuto {
+			own.Drafts = &engine.Drafts{Resident: b.dispatch.Resident, Paid: served != nil}
+		}
+		own.Spare = b.spare
+	}
+	b.engine, err = engine.Open(own)
 	b.computer = b.engine
 	return err
+}
+
+// spare says whether there is memory for a second context with half of the cells, twice over, and
+// counts it.
+func (b *backbone) spare() bool {
+	free, err := availableMemory()
+	if err != nil || b.takes == 0 || free < b.caches {
+		return false
+	}
+	b.second.Store(b.caches / 2)
+	return true
 }
 
 // served is the node's own model as the gateway sees it.

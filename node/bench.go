@@ -39,7 +39,7 @@ func BenchFlags(set *flag.FlagSet) *BenchOptions {
 	for _, m := range measurements {
 		names = append(names, m.name)
 	}
-	set.StringVar(&o.Only, "only", "", "comma-separated `names` of "+strings.Join(names, ", ")+" (default: all but hot, rtt, server, peers, downloads and startup, which take long)")
+	set.StringVar(&o.Only, "only", "", "comma-separated `names` of "+strings.Join(names, ", ")+" (default: all but hot, rtt, server, peers, downloads, startup and lanes, which take long)")
 	set.StringVar(&o.Dir, "dir", filepath.Join(os.TempDir(), "kvasir-bench"), "`folder` for the 730 MB model, which is made once and kept")
 	set.IntVar(&o.Rounds, "rounds", 5, "interleaved `rounds` of each pair of runs; medians are given")
 	set.IntVar(&o.Threads, "threads", 1, "compute `threads` of each process")
@@ -69,6 +69,7 @@ var measurements = []struct {
 	{"wire", (*bench).wires, false},
 	{"hot", (*bench).hot, true}, {"rtt", (*bench).rtts, true}, {"server", (*bench).servers, true},
 	{"peers", (*bench).peers, true}, {"downloads", (*bench).downloads, true}, {"startup", (*bench).startup, true},
+	{"lanes", (*bench).lanes, true},
 }
 
 // Bench measures and prints a table for each measurement. Ratios are of runs

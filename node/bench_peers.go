@@ -55,6 +55,7 @@ type contest struct {
 	crew  *crew
 	swarm *ggml.Model // whose experts the workers compute
 	by    atomic.Pointer[experts.Dispatcher]
+	turn  engine.Turn // of the engines over swarm
 }
 
 func (b *bench) openContest(name, path string, prompts bool, workers int) (_ *contest, err error) {
@@ -64,7 +65,7 @@ func (b *bench) openContest(name, path string, prompts bool, workers int) (_ *co
 	}
 	c := &contest{sweep: s}
 	if c.crew, err = b.openCrew(path, workers); err == nil {
-		c.swarm, err = b.rt.LoadModel(ggml.ModelConfig{Path: path, Experts: c.compute})
+		c.swarm, err = b.rt.LoadModel(ggml.ModelConfig{Path: path, Experts: engine.Experts(c.compute)})
 	}
 	if err != nil {
 		return nil, errors.Join(err, c.Close())
@@ -125,8 +126,14 @@ func (c *contest) turns(l line, texts []*rttText, ways []contestant) ([][]float6
 
 // openEngine makes an engine as a node has one. drafts are those of a backbone; nil: none.
 func (c *contest) openEngine(m *ggml.Model, drafts *engine.Drafts) (*engine.Engine, error) {
+	return c.openLanes(m, 0, drafts)
+}
+
+// openLanes is openEngine with so many contexts; 0: as a node has them.
+func (c *contest) openLanes(m *ggml.Model, lanes int, drafts *engine.Drafts) (*engine.Engine, error) {
 	return engine.Open(engine.Config{
 		Model: m, Context: rttContext, Sequences: peerStreams, Queue: peerStreams, Threads: c.Threads, Drafts: drafts,
+		Lanes: lanes, Spare: func() bool { return true }, Turn: &c.turn,
 	})
 }
 

@@ -116,18 +116,19 @@ type TLSConfig struct {
 
 // ModelConfig names the model and the room for its sequences.
 type ModelConfig struct {
-	Path      string   `toml:"path"`       // GGUF, or its first part, or the id of a model of the network; "": the shipped model
-	Experts   string   `toml:"experts"`    // where a backbone's experts are: see ExpertsAuto
-	Cache     string   `toml:"cache"`      // size of the experts kept here of those that others compute, "2 GB"; "" or "0": none
-	Wait      int      `toml:"wait"`       // seconds that a request waits for missing experts; 0: 2
-	Context   int      `toml:"context"`    // tokens of all running sequences together; 0: 8192
-	Sequences int      `toml:"sequences"`  // answered at a time; 0: 4
-	GPULayers int      `toml:"gpu_layers"` // of a backbone, on the first GPU, counted from the last; -1: all
-	Place     []string `toml:"place"`      // where tensors of it lie instead, as `kvasird plan` prints rules
-	Drafts    string   `toml:"drafts"`     // whether a backbone whose experts are elsewhere guesses tokens: auto, where it pays, or off; "": auto
-	Rows      string   `toml:"rows"`       // how a stage sends rows to the next: f32 (exact), f16 (half the bytes); "": f32
-	Precision string   `toml:"precision"`  // of rows to experts elsewhere, and back: see PrecisionAuto
-	Sums      string   `toml:"sums"`       // whether experts elsewhere send the sums of a token's rows: auto, where rows take long to come, on or off; "": auto
+	Path       string   `toml:"path"`       // GGUF, or its first part, or the id of a model of the network; "": the shipped model
+	Experts    string   `toml:"experts"`    // where a backbone's experts are: see ExpertsAuto
+	Cache      string   `toml:"cache"`      // size of the experts kept here of those that others compute, "2 GB"; "" or "0": none
+	Wait       int      `toml:"wait"`       // seconds that a request waits for missing experts; 0: 2
+	Context    int      `toml:"context"`    // tokens of all running sequences together; 0: 8192
+	Sequences  int      `toml:"sequences"`  // answered at a time; 0: 4
+	GPULayers  int      `toml:"gpu_layers"` // of a backbone, on the first GPU, counted from the last; -1: all
+	Place      []string `toml:"place"`      // where tensors of it lie instead, as `kvasird plan` prints rules
+	Drafts     string   `toml:"drafts"`     // whether a backbone whose experts are elsewhere guesses tokens: auto, where it pays, or off; "": auto
+	Interleave int      `toml:"interleave"` // contexts among which the sequences of a backbone whose experts are elsewhere are split; 0: one, and a second one where it pays
+	Rows       string   `toml:"rows"`       // how a stage sends rows to the next: f32 (exact), f16 (half the bytes); "": f32
+	Precision  string   `toml:"precision"`  // of rows to experts elsewhere, and back: see PrecisionAuto
+	Sums       string   `toml:"sums"`       // whether experts elsewhere send the sums of a token's rows: auto, where rows take long to come, on or off; "": auto
 
 	// ID is what Path names, when that is an id and no file; set by Validate.
 	ID *gguf.ModelID `toml:"-"`
@@ -430,6 +431,7 @@ func (c *Config) checkNumbers() error {
 		{"deadline", c.Deadline, 1, maxDeadline},
 		{"model.context", c.Model.Context, 64, maxContext},
 		{"model.sequences", c.Model.Sequences, 1, maxSequences},
+		{"model.interleave", c.Model.Interleave, 0, c.Model.Sequences},
 		{"model.wait", c.Model.Wait, 1, 600},
 		{"model.gpu_layers", c.Model.GPULayers, -1, maxGPULayers},
 	} {

@@ -143,6 +143,7 @@ func TestConfigRefuses(t *testing.T) {
 		{"context", Config{Model: ModelConfig{Context: 1}}, "model.context = 1"},
 		{"sequences", Config{Model: ModelConfig{Sequences: maxSequences + 1}}, "model.sequences = 256"},
 		{"context too little for its sequences", Config{Model: ModelConfig{Context: 64, Sequences: 100}}, "too little for 100 sequences"},
+		{"more contexts than sequences", Config{Model: ModelConfig{Interleave: 5}}, "model.interleave = 5: want 0 to 4"},
 		{"rule", Config{Model: ModelConfig{Place: []string{"exps"}}}, `model.place: rule "exps": want PATTERN=DEVICE`},
 		{"drafts", Config{Model: ModelConfig{Drafts: "on"}}, `model.drafts "on": want auto or off`},
 		{"rows", Config{Model: ModelConfig{Rows: "f8"}}, `model.rows "f8": want f32 or f16`},

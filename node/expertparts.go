@@ -15,6 +15,7 @@ import (
 	"kvasird/ggml/gguf"
 	"kvasird/market"
 	"kvasird/node/api"
+	"kvasird/node/engine"
 	"kvasird/p2p"
 )
 
@@ -109,6 +110,7 @@ type dispatchPart struct {
 	file *modelFile
 	own  *ggml.Kernel // the copy of last resort, or nil
 	hot  *hotExperts  // that are kept here, or nil
+	turn engine.Turn  // of what computes here for the node's model
 
 	mu      sync.Mutex // guards what follows
 	meter   *market.Meter
@@ -162,12 +164,12 @@ func (n *Node) openDispatch(m *modelFile, ownCopy bool, cache int64, served func
 			k.Close()
 			return nil, err
 		}
-		local = &experts.Local{Kernel: k, Slices: wireSlices(held)}
+		local = &experts.Local{Kernel: turnKernel{k, &d.turn}, Slices: wireSlices(held)}
 	case cache > 0:
 		if d.hot, err = n.openHot(m, cache); err != nil {
 			return nil, err
 		}
-		local = &experts.Local{Kernel: d.hot.kernel, First: true}
+		local = &experts.Local{Kernel: turnKernel{d.hot.kernel, &d.turn}, First: true}
 	}
 	d.Dispatcher, err = experts.NewDispatcher(experts.Config{
 		Model: experts.ModelID(m.id.String()), Dialer: laneDialer{n.host, m.id}, Local: local, Precision: precision, Sums: sums,
@@ -183,6 +185,16 @@ func (n *Node) openDispatch(m *modelFile, ownCopy bool, cache int64, served func
 		return nil, err
 	}
 	return d, nil
+}
+
+// turnKernel computes in turn with the contexts whose experts it has.
+type turnKernel struct {
+	*ggml.Kernel
+	turn *engine.Turn
+}
+
+func (k turnKernel) Compute(prog int, rows []float32, row, expert []int32, out []float32) error {
+	return k.turn.Compute(func() error { return k.Kernel.Compute(prog, rows, row, expert, out) })
 }
 
 func (d *dispatchPart) closeKernels() {

@@ -109,6 +109,7 @@ func addSettings(set *flag.FlagSet, later func(func(*Config) error)) {
 	number("wait", "`seconds` that a request waits for missing experts", func(c *Config) *int { return &c.Model.Wait })
 	number("gpu-layers", "`number` of a backbone's layers on the first GPU, counted from the last (-1: all)", func(c *Config) *int { return &c.Model.GPULayers })
 	number("sequences", "`number` of sequences answered at a time", func(c *Config) *int { return &c.Model.Sequences })
+	number("interleave", "`number` of contexts among which the sequences of a backbone whose experts are elsewhere are split (default: a second one where it pays)", func(c *Config) *int { return &c.Model.Interleave })
 	addLists(set, later)
 }
 

@@ -73,7 +73,7 @@ func (n *Node) loaded(id gguf.ModelID) (counted, beside int64) {
 	}
 	counted += n.exchange.stager.loaded(id)
 	if b := n.backbone.Load(); b != nil && b.file.id == id {
-		beside = b.takes
+		beside = b.takes + b.second.Load()
 	}
 	return counted, beside
 }

@@ -29,37 +29,38 @@ func (s *slot) held() []ggml.Token {
 // A conversation goes on in its own slot. A prompt that only begins as another one
 // shares those cells and goes to the slot that was used least recently, so that the
 // other conversation keeps all of its own.
-func (e *Engine) place(g *Generation) {
-	src, n := e.longest(g)
-	dst := e.leastRecent()
+func (l *lane) place(g *Generation) {
+	src, n := l.longest(g)
+	dst := l.leastRecent()
 	if src != nil && src.continues(n) {
 		dst = src
 	}
 	switch {
 	case n == 0:
-		e.drop(dst)
+		l.drop(dst)
 	case dst != src:
-		e.drop(dst)
-		e.ctx.SeqCopy(src.seq, dst.seq)
+		l.drop(dst)
+		l.ctx.SeqCopy(src.seq, dst.seq)
 	}
-	if n > 0 && len(src.held()) > n && !e.ctx.SeqRemove(dst.seq, n, -1) { // whatever the architecture promised
-		e.drop(dst)
+	if n > 0 && len(src.held()) > n && !l.ctx.SeqRemove(dst.seq, n, -1) { // whatever the architecture promised
+		l.drop(dst)
 		n = 0
 	}
-	dst.g, dst.past, dst.owner, dst.kept = g, n, g.owner, nil
+	dst.g, dst.past = g, n
+	l.holds(dst, g.owner, nil)
 	g.setCached(n)
-	e.count(func(st *Stats) { st.Cached += int64(n) })
+	l.count(func(st *Stats) { st.Cached += int64(n) })
 	if n > 0 {
-		e.cfg.Served(0, n)
+		l.cfg.Served(0, n)
 	}
 }
 
 // longest returns the slot with the longest prefix of a prompt that can be reused,
 // nil when there is none.
-func (e *Engine) longest(g *Generation) (best *slot, n int) {
-	for i := range e.slots[:e.cfg.Sequences] {
-		s := &e.slots[i]
-		usable := e.usable(s, g)
+func (l *lane) longest(g *Generation) (best *slot, n int) {
+	for i := range l.slots {
+		s := &l.slots[i]
+		usable := l.usable(s, g)
 		if usable > n || usable == n && n > 0 && s.continues(n) {
 			best, n = s, usable
 		}
@@ -76,7 +77,7 @@ func (s *slot) continues(n int) bool {
 // usable is how many of a slot's cells a request can begin with. Only those of its
 // owner: from the time that an answer takes, or from its usage, one could learn
 // what others asked.
-func (e *Engine) usable(s *slot, g *Generation) int {
+func (l *lane) usable(s *slot, g *Generation) int {
 	if s.owner != g.owner {
 		return 0
 	}
@@ -87,7 +88,7 @@ func (e *Engine) usable(s *slot, g *Generation) int {
 		return 0
 	case n == len(held) && s.g == nil:
 		return n
-	case !e.cfg.Model.CanTruncate(), e.ctx.SeqMin(s.seq) > max(0, n-e.cfg.Model.Window()):
+	case !l.cfg.Model.CanTruncate(), l.ctx.SeqMin(s.seq) > max(0, n-l.cfg.Model.Window()):
 		return 0
 	}
 	return n
@@ -104,10 +105,10 @@ func commonPrefix(a, b []ggml.Token) int {
 }
 
 // leastRecent is the free slot that was used least recently; empty ones come first.
-func (e *Engine) leastRecent() *slot {
+func (l *lane) leastRecent() *slot {
 	var found *slot
-	for i := range e.slots[:e.cfg.Sequences] {
-		if s := &e.slots[i]; s.g == nil && (found == nil || s.used < found.used) {
+	for i := range l.slots {
+		if s := &l.slots[i]; s.g == nil && (found == nil || s.used < found.used) {
 			found = s
 		}
 	}
@@ -115,30 +116,39 @@ func (e *Engine) leastRecent() *slot {
 }
 
 // keep leaves the cells of a request that is over for later ones.
-func (e *Engine) keep(s *slot, g *Generation) {
-	e.released++
-	s.used = e.released
-	s.kept, s.prompt = slices.Clip(g.tokens[:s.past]), g.prompt
+func (l *lane) keep(s *slot, g *Generation) {
+	l.released++
+	s.used = l.released
+	s.prompt = g.prompt
+	l.holds(s, g.owner, slices.Clip(g.tokens[:s.past]))
 }
 
 // drop empties the cells of a slot.
-func (e *Engine) drop(s *slot) {
-	e.ctx.SeqRemove(s.seq, -1, -1)
-	s.kept, s.used = nil, 0
+func (l *lane) drop(s *slot) {
+	l.ctx.SeqRemove(s.seq, -1, -1)
+	s.used = 0
+	l.holds(s, s.owner, nil)
+}
+
+// holds notes whose cells a slot has, and which it keeps. The engine reads it to choose a lane.
+func (l *lane) holds(s *slot, owner string, kept []ggml.Token) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	s.owner, s.kept = owner, kept
 }
 
 // evict drops what is kept in the slot that was used least recently, to make room.
 // False: nothing is kept any more.
-func (e *Engine) evict() bool {
+func (l *lane) evict() bool {
 	var oldest *slot
-	for i := range e.slots {
-		if s := &e.slots[i]; len(s.kept) > 0 && (oldest == nil || s.used < oldest.used) {
+	for i := range l.slots {
+		if s := &l.slots[i]; len(s.kept) > 0 && (oldest == nil || s.used < oldest.used) {
 			oldest = s
 		}
 	}
 	if oldest == nil {
 		return false
 	}
-	e.drop(oldest)
+	l.drop(oldest)
 	return true
 }

@@ -276,8 +276,8 @@ func TestNothingKept(t *testing.T) {
 		t.Fatal(err)
 	}
 	kept := 0
-	for i := range e.slots {
-		kept += len(e.slots[i].kept)
+	for i := range e.lanes[0].slots {
+		kept += len(e.lanes[0].slots[i].kept)
 	}
 	if kept != 204 {
 		t.Errorf("%d tokens are kept, want 204 of the last answer", kept)

@@ -35,7 +35,7 @@ const (
 	pauseAfter = 64
 )
 
-// drafting is what an engine knows of drafts. It is the loop's.
+// drafting is what a lane knows of drafts. It is the loop's.
 type drafting struct {
 	*Drafts                // nil: there are none
 	costs    draft.Costs   // of rounds of answers only
@@ -99,8 +99,8 @@ func whyNoDrafts(m *ggml.Model) string {
 
 // draft guesses what comes behind the next token of every answer, as much of it as pays. Beside
 // prompts nothing is drafted. False: the batch has to be planned again.
-func (e *Engine) draft(ctx context.Context, busy []*slot) bool {
-	d := &e.drafting
+func (l *lane) draft(ctx context.Context, busy []*slot) bool {
+	d := &l.drafting
 	d.measured, d.spent = false, 0
 	for _, s := range busy {
 		s.guess.reset()
@@ -118,8 +118,8 @@ func (e *Engine) draft(ctx context.Context, busy []*slot) bool {
 	if d.costs.Time(len(busy)) < d.Least {
 		return true
 	}
-	d.plan(busy, (e.cfg.Batch-len(busy))/len(busy))
-	if !e.guessHere(ctx, busy) {
+	d.plan(busy, (l.cfg.Batch-len(busy))/len(busy))
+	if !l.guessHere(ctx, busy) {
 		return false
 	}
 	drafted := 0
@@ -129,7 +129,7 @@ func (e *Engine) draft(ctx context.Context, busy []*slot) bool {
 	if drafted == 0 && d.spent == 0 {
 		d.costs.Forget(forget)
 	}
-	e.count(func(st *Stats) { st.Drafted += int64(drafted); st.Busy += d.spent })
+	l.count(func(st *Stats) { st.Drafted += int64(drafted); st.Busy += d.spent })
 	return true
 }
 
@@ -169,70 +169,71 @@ func (d *drafting) plan(busy []*slot, most int) {
 
 // guessHere computes guesses with the experts that are here, a token of every sequence that wants
 // one in each pass, and drops the cells of that. False: the memory could not.
-func (e *Engine) guessHere(ctx context.Context, busy []*slot) bool {
-	d := &e.drafting
+func (l *lane) guessHere(ctx context.Context, busy []*slot) bool {
+	d := &l.drafting
 	if !slices.ContainsFunc(busy, func(s *slot) bool { return s.guess.want > 0 }) {
 		return true
 	}
-	began := e.cfg.Now()
-	for depth := 0; e.batchGuesses(busy, depth); depth++ {
-		start := e.cfg.Now()
-		if err := e.ctx.Draft(ctx, e.batch); err != nil {
+	began := l.cfg.Now()
+	for depth := 0; l.batchGuesses(busy, depth); depth++ {
+		start := l.cfg.Now()
+		_, err := l.turn(ctx, func(ctx context.Context) error { return l.ctx.Draft(ctx, l.batch) })
+		if err != nil {
 			if d.pause = pauseAfter; ctx.Err() == nil && !errors.Is(err, ggml.ErrNoRoom) {
-				e.cfg.Logger.Warn("a draft failed", "error", err)
+				l.cfg.Logger.Warn("a draft failed", "error", err)
 			}
 			break
 		}
-		d.costs.Drafted(e.cfg.Now().Sub(start))
+		d.costs.Drafted(l.cfg.Now().Sub(start))
 		for _, s := range busy {
 			if depth < s.guess.want {
-				e.takeGuess(s)
+				l.takeGuess(s)
 			}
 		}
 	}
 	ok := true
 	for _, s := range busy {
 		if s.guess.passed {
-			ok = e.takeBack(s) && ok
+			ok = l.takeBack(s) && ok
 		}
 	}
-	d.spent = e.cfg.Now().Sub(began)
+	d.spent = l.cfg.Now().Sub(began)
 	return ok
 }
 
 // takeBack drops the cells behind what a slot has. Where the memory cannot, whatever the architecture
 // promised, all of the sequence is read again, and nothing is drafted any more.
-func (e *Engine) takeBack(s *slot) bool {
+func (l *lane) takeBack(s *slot) bool {
 	before := s.past
-	e.rewind(s)
+	l.rewind(s)
 	if s.past == before {
 		return true
 	}
-	e.drafting.Drafts = nil
-	e.count(func(st *Stats) { st.NoDrafts = "the model's memory could not take back a token" })
+	l.drafting.Drafts = nil
+	l.count(func(st *Stats) { st.NoDrafts = "the model's memory could not take back a token" })
 	return false
 }
 
 // batchGuesses makes the batch of a pass: of every sequence the token behind which one is wanted.
-func (e *Engine) batchGuesses(busy []*slot, depth int) bool {
-	e.batch.Reset()
+func (l *lane) batchGuesses(busy []*slot, depth int) bool {
+	l.batch.Reset()
 	for _, s := range busy {
 		if depth < s.guess.want {
-			s.out, s.guess.passed = e.batch.Len(), true
+			s.out, s.guess.passed = l.batch.Len(), true
 			t := s.g.tokens[s.past]
 			if depth > 0 {
 				t = s.guess.drafts[depth-1]
 			}
-			e.batch.Add(t, s.past+depth, s.seq, true)
+			l.batch.Add(t, s.past+depth, s.seq, true)
 		}
 	}
-	return e.batch.Len() > 0
+	return l.batch.Len() > 0
 }
 
 // takeGuess drafts the likeliest token of a pass. Behind the end of an answer nothing is drafted, and
 // behind guesses that are hardly all right.
-func (e *Engine) takeGuess(s *slot) {
-	logits := e.ctx.Logits(s.out)
+func (l *lane) takeGuess(s *slot) {
+	logits := l.ctx.Logits(s.out)
 	for t, b := range s.g.bias {
 		logits[t] += b // which nobody reads any more
 	}
@@ -247,7 +248,7 @@ func (e *Engine) takeGuess(s *slot) {
 	q := &s.guess
 	class := sureClass(logits[best] - next)
 	q.hope *= s.g.guessed.sure[class].Get()
-	if e.cfg.Model.IsEOG(best) || q.hope < e.drafting.least {
+	if l.cfg.Model.IsEOG(best) || q.hope < l.drafting.least {
 		q.want = len(q.drafts)
 		return
 	}
@@ -255,7 +256,7 @@ func (e *Engine) takeGuess(s *slot) {
 }
 
 // dropDrafts takes the drafts out of a batch that failed. False: it had none.
-func (e *Engine) dropDrafts(busy []*slot, why error) bool {
+func (l *lane) dropDrafts(busy []*slot, why error) bool {
 	had := false
 	for _, s := range busy {
 		had = had || len(s.guess.drafts) > 0
@@ -264,10 +265,10 @@ func (e *Engine) dropDrafts(busy []*slot, why error) bool {
 	if !had {
 		return false
 	}
-	e.drafting.pause = pauseAfter
-	e.cfg.Logger.Debug("a batch with drafts failed, it is tried without them", "error", why)
+	l.drafting.pause = pauseAfter
+	l.cfg.Logger.Debug("a batch with drafts failed, it is tried without them", "error", why)
 	for _, s := range busy {
-		e.rewind(s)
+		l.rewind(s)
 	}
 	return true
 }

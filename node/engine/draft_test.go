@@ -324,7 +324,7 @@ func TestDraftsNotTakenBack(t *testing.T) {
 	m := generated(t, "qwen3next")
 	e, j := open(t, Config{Model: m, Sequences: 1}), newJudge(t, m)
 	j.rounding = exact
-	e.drafting.Drafts = &Drafts{Resident: func() bool { return true }, Least: time.Nanosecond}
+	e.lanes[0].drafting.Drafts = &Drafts{Resident: func() bool { return true }, Least: time.Nanosecond}
 	prompt := []int32{1, 2, 3, 4, 5}
 	answer := answerOf(t, start(t, t.Context(), e, Request{Prompt: prompt, MaxTokens: 60}))
 	if d := j.distance(prompt, answer); d > j.rounding {

@@ -1,6 +1,6 @@
-// Package engine runs many requests over one ggml context: continuous batching.
+// Package engine runs many requests over the contexts of a model: continuous batching.
 //
-// Every request gets a sequence of the context. Each step decodes one batch: the
+// Every request gets a sequence of a context. Each step of one decodes one batch: the
 // next token of every running answer, then as much of the waiting prompts as
 // fits, so that answers do not stall while a long prompt is read. Requests join
 // and leave between two steps. More requests than sequences wait in a bounded
@@ -30,9 +30,15 @@
 // drawn from the whole model's distribution, by the same draws as without guesses. How many are made is
 // what brings most tokens per time, as measured; a round that is quick is left alone.
 //
+// With Config.Lanes or Config.Spare there are several contexts of the model, each in a goroutine of its own with a
+// share of the sequences and of the cells, so that some compute while the experts of others are on
+// their way. One queue feeds all: a request goes where a free sequence has most of its prompt, else to
+// the context that runs fewest. With Config.Turn only one of them computes at a time, so that their
+// threads do not get in each other's way. Sequences share a prefix within a context only.
+//
 // An Embedder does the same for a model of embeddings, which keeps nothing.
 //
-// The engine owns its context and closes it; the model is the caller's. It does
+// The engine owns its contexts and closes them; the model is the caller's. It does
 // no HTTP, no templates and no stop strings, and knows nothing of where experts
 // are computed.
 //
@@ -49,8 +55,8 @@
 // between two batches a sequence's cells are exactly the first past tokens of its
 // request, and those of its kept tokens when it is free; cached < tokens of the prompt.
 //
-// Concurrency: an Engine is safe for concurrent use. One goroutine owns the
-// context and every sampler; Close ends it and waits for it.
+// Concurrency: an Engine is safe for concurrent use. One goroutine for each context
+// owns it and the samplers of its requests; Close ends them and waits for them.
 package engine
 
 import (
@@ -70,6 +76,7 @@ type Config struct {
 	Context   int // tokens of one request, prompt and answer; 0 = what the model was trained with, at most 8192
 	Cells     int // tokens of all sequences; 0 = Context for each. With fewer, requests that do not fit beside others fail
 	Sequences int // requests that run at once; 0 = 4
+	Lanes     int // contexts that share the sequences and cells, at most one for each sequence; 0 = 1, and see Spare
 	Queue     int // requests that wait, all but one of them of the same owner; 0 = 4 for each sequence
 	Batch     int // tokens of one decode; 0 = 512
 	Chunk     int // prompt tokens of one decode while answers run; 0 = a quarter of Batch
@@ -77,8 +84,17 @@ type Config struct {
 	Logger    *slog.Logger
 	Now       func() time.Time // nil: the clock
 
+	// Spare says whether there is memory for a second context, with half as many sequences and cells.
+	// It is asked once, with Lanes 0, when such a one would make all answers together faster, as measured;
+	// the context is made then, and used as long as it does. nil: never.
+	Spare func() bool
+
+	// Turn has one lane compute at a time, see there; nil: each does when it can.
+	Turn *Turn
+
 	// Served is told of rows of requests, canaries left out: those that were computed, and those
-	// that were in the cells already. It does not wait. nil: nobody is told.
+	// that were in the cells already. It does not wait, and lanes call it at the same time. nil: nobody
+	// is told.
 	Served func(computed, cached int)
 
 	// Drafts has the tokens behind the next one guessed and computed with it, where that makes
@@ -97,6 +113,10 @@ func (c *Config) validate() error {
 	}
 	set(&c.Context, min(c.Model.TrainContext(), 8192))
 	set(&c.Sequences, 4)
+	if c.Lanes > 0 || c.Sequences < 2 {
+		c.Spare = nil
+	}
+	set(&c.Lanes, 1)
 	set(&c.Cells, c.Context*c.Sequences)
 	set(&c.Queue, 4*c.Sequences)
 	set(&c.Batch, 512)
@@ -105,6 +125,9 @@ func (c *Config) validate() error {
 	if c.Context < 2 || c.Cells < c.Context || c.Sequences < 1 || c.Queue < 1 || c.Chunk < 1 || c.Threads < 1 || c.Batch <= c.Sequences {
 		return fmt.Errorf("engine: context %d, cells %d, sequences %d, queue %d, batch %d, chunk %d, threads %d: all must be positive, cells not below context, batch above sequences",
 			c.Context, c.Cells, c.Sequences, c.Queue, c.Batch, c.Chunk, c.Threads)
+	}
+	if c.Lanes < 1 || c.Lanes > c.Sequences || c.Cells/c.Lanes < c.Context {
+		return fmt.Errorf("engine: %d lanes for %d sequences and %d cells: want at least a sequence and a context (%d) for each", c.Lanes, c.Sequences, c.Cells, c.Context)
 	}
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
@@ -194,75 +217,73 @@ type Extra struct {
 
 // Engine generates tokens.
 type Engine struct {
-	cfg   Config
-	ctx   *ggml.Context // the loop's alone
-	batch *ggml.Batch   // the loop's alone
-	slots []slot        // the loop's alone; a free one has no request; the last is for canaries
-
-	// The loop's alone.
-	released uint64        // requests that left their cells
-	took     time.Duration // by the latest decode
-	drafting drafting
-
+	cfg    Config
 	end    context.CancelFunc
-	ended  chan struct{} // closed when the loop is over
+	loops  sync.WaitGroup // of the lanes
 	closed sync.Once
-	wake   chan struct{} // 1 deep: something waits
 
-	mu        sync.Mutex // guards what follows
+	mu        sync.Mutex // guards what follows, and the fields of lanes and slots that say so
 	closing   bool
+	lanes     []*lane // the first one has the canaries, and is never without
+	apart     apart
 	waiting   queue[*Generation]
 	canaries  queue[*Generation] // those that wait
-	running   int
-	health    error // what Ready says
+	running   int                // requests that have a lane
+	health    error              // what Ready says
 	stats     Stats
-	perAnswer time.Duration      // mean time of an answer
-	abort     context.CancelFunc // ends the decode in progress, nil between two
-	inBatch   int                // requests of that decode that are not gone
+	perAnswer time.Duration // mean time of an answer
+	active    int           // lanes within a round
+	since     time.Time     // of the latest change of active
+	unpaced   time.Duration // with some lane active, that pace has not seen
 }
 
-// Open makes the context and starts the loop.
+// Open makes the contexts and starts the loops.
 func Open(cfg Config) (*Engine, error) {
 	if err := cfg.validate(); err != nil {
 		return nil, err
 	}
-	// One pool of cells: the rows of all sequences then travel through the
-	// layers together, whatever their lengths.
-	c, err := cfg.Model.NewContext(ggml.ContextConfig{
-		Tokens: cfg.Cells, Batch: cfg.Batch, Sequences: cfg.Sequences + 1, Threads: cfg.Threads, UnifiedKV: true,
-	})
-	if err != nil {
-		return nil, fmt.Errorf("engine: %w", err)
-	}
-	e := &Engine{
-		cfg: cfg, ctx: c, batch: ggml.NewBatch(cfg.Batch), slots: make([]slot, cfg.Sequences+1),
-		ended: make(chan struct{}), wake: make(chan struct{}, 1), health: errNoCanary,
-	}
-	for i := range e.slots {
-		e.slots[i].seq = i
-	}
+	e := &Engine{cfg: cfg, health: errNoCanary}
 	if cfg.Drafts != nil {
-		if e.stats.NoDrafts = whyNoDrafts(cfg.Model); e.stats.NoDrafts == "" {
-			e.drafting.Drafts, e.drafting.all.sure = cfg.Drafts, firstSure
+		e.stats.NoDrafts = whyNoDrafts(cfg.Model)
+	}
+	for i := range cfg.Lanes {
+		sequences := (cfg.Sequences + cfg.Lanes - 1 - i) / cfg.Lanes
+		l, err := e.openLane(sequences, i == 0)
+		if err != nil {
+			return nil, errors.Join(fmt.Errorf("engine: %w", err), e.closeLanes())
 		}
+		e.lanes = append(e.lanes, l)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	e.end = cancel
-	go e.loop(ctx)
+	for _, l := range e.lanes {
+		e.loops.Go(func() { l.loop(ctx) })
+	}
 	return e, nil
 }
 
-// Close ends every request with ErrClosed, waits for the loop and frees the
-// context. It may be called again.
+// Close ends every request with ErrClosed, waits for the loops and frees the
+// contexts. It may be called again.
 func (e *Engine) Close() error {
 	e.mu.Lock()
 	e.closing = true
 	e.mu.Unlock()
 	e.end()
-	<-e.ended
+	e.loops.Wait()
 	var err error
-	e.closed.Do(func() { err = e.ctx.Close() })
+	e.closed.Do(func() {
+		e.failWaiting()
+		err = e.closeLanes()
+	})
 	return err
+}
+
+func (e *Engine) closeLanes() error {
+	var errs []error
+	for _, l := range e.lanes {
+		errs = append(errs, l.ctx.Close())
+	}
+	return errors.Join(errs...)
 }
 
 // Context is the tokens of one request at most, prompt and answer together.
@@ -375,23 +396,17 @@ func (e *Engine) enqueue(g *Generation) error {
 	}
 	if g.canary {
 		e.canaries.push(g)
-		e.wakeUp()
+		g.lane = e.lanes[0]
+		g.lane.wakeUp()
 		return nil
 	}
-	free := e.cfg.Sequences - e.running // for requests that wait only until the loop sees them
+	free := e.cfg.Sequences - e.running // which are given to those that wait before long
 	full := e.waiting.n >= free+e.cfg.Queue
 	own := e.waiting.of(g.owner) >= free+max(e.cfg.Queue-1, 1)
 	if full || own {
 		return &QueueFullError{Running: e.running, Waiting: e.waiting.n, Own: !full, Retry: min(max(e.perAnswer, time.Second), time.Minute)}
 	}
 	e.waiting.push(g)
-	e.wakeUp()
+	e.assignLocked()
 	return nil
-}
-
-func (e *Engine) wakeUp() {
-	select {
-	case e.wake <- struct{}{}:
-	default:
-	}
 }

@@ -25,6 +25,7 @@ type Generation struct {
 	owner   string
 	canary  bool // leaves no cells
 	unwatch func() bool
+	lane    *lane // that runs it; nil while it waits. Guarded by Engine.mu
 
 	notify chan struct{} // 1 deep: something changed for Next
 
@@ -70,11 +71,15 @@ func (e *Engine) leave(g *Generation, cause error) {
 	g.decoding = false
 	g.mu.Unlock()
 	if decoding {
-		if e.inBatch--; e.inBatch == 0 {
-			e.abort()
+		if g.lane.inBatch--; g.lane.inBatch == 0 {
+			g.lane.abort()
 		}
 	}
-	e.wakeUp()
+	if g.lane == nil {
+		e.lanes[0].wakeUp() // which looks through the queue
+		return
+	}
+	g.lane.wakeUp()
 }
 
 // isGone returns why the caller left, or nil.

@@ -24,10 +24,11 @@ type Stats struct {
 	Failed    int64
 
 	NoDrafts        string        // why answers are never drafted; "": they may be, or it was not asked for
+	Lanes           int           // contexts
 	Running         int           // requests with a sequence
 	Waiting         int           // requests in the queue
-	Busy            time.Duration // time inside decodes, and for guesses
-	TokensPerSecond float64       // generated, while decoding, over about the last five seconds
+	Busy            time.Duration // time inside decodes, and for guesses, of all lanes
+	TokensPerSecond float64       // generated, while some lane is at work, over about the last five seconds
 }
 
 // Stats returns a copy.
@@ -35,7 +36,7 @@ func (e *Engine) Stats() Stats {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	s := e.stats
-	s.Running, s.Waiting = e.running, e.waiting.n
+	s.Running, s.Waiting, s.Lanes = e.running, e.waiting.n, len(e.lanes)
 	return s
 }
 
@@ -46,34 +47,40 @@ func (e *Engine) count(f func(*Stats)) {
 }
 
 // measure books a decode: its tokens, its time, and what it says of our health.
-func (e *Engine) measure(busy []*slot, err error, aborted bool) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	e.stats.Decodes++
-	e.stats.Busy += e.took
+func (l *lane) measure(busy []*slot, use *turnUse, err error, aborted bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.stats.Decodes++
+	l.stats.Busy += l.took
 	if err != nil {
 		if !aborted && !errors.Is(err, ggml.ErrNoRoom) && !onlyUnpaid(err) {
-			e.health = err
+			l.health = err
 		}
 		return
 	}
-	if e.drafting.measured {
-		e.drafting.costs.Round(e.batch.Len(), e.took)
+	if l.drafting.measured {
+		l.drafting.costs.Round(l.batch.Len(), l.took)
+	}
+	if l.running >= leastApart {
+		l.apart.observe(use, l.busyLanesLocked())
 	}
 	for _, s := range busy {
 		if s.take > 1 || s.g.generatedNone() {
-			e.stats.Prompt += int64(s.take)
+			l.stats.Prompt += int64(s.take)
 		}
 	}
 }
 
-// pace takes in how many tokens the round drew.
-func (e *Engine) pace(drawn int) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if seconds := (e.took + e.drafting.spent).Seconds(); seconds > 0 {
+// pace takes in that the lane's round is over, and how many tokens it drew.
+func (l *lane) pace(drawn int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.passedLocked()
+	l.active--
+	if seconds := l.unpaced.Seconds(); seconds > 0 {
 		weight := 1 - math.Exp(-seconds/5)
-		e.stats.TokensPerSecond += weight * (float64(drawn)/seconds - e.stats.TokensPerSecond)
+		l.stats.TokensPerSecond += weight * (float64(drawn)/seconds - l.stats.TokensPerSecond)
+		l.unpaced = 0
 	}
 }
 

@@ -21,104 +21,59 @@ type slot struct {
 
 	guess guess // of the batch being built
 
-	owner  string       // of what is in the cells
-	kept   []ggml.Token // of a free slot: the tokens in its cells
+	owner  string       // of what is in the cells; written under Engine.mu
+	kept   []ggml.Token // of a free slot: the tokens in its cells; written under Engine.mu
 	prompt int          // of them, or more, were the prompt
-	used   uint64       // Engine.released when it became free; 0: its cells are empty
+	used   uint64       // lane.released when it became free; 0: its cells are empty
 }
 
 // pending is what is not in the cells yet: 1 while answering, more before.
 func (s *slot) pending() int { return len(s.g.tokens) - s.past }
 
 // loop owns the context until ctx ends.
-func (e *Engine) loop(ctx context.Context) {
-	defer close(e.ended)
+func (l *lane) loop(ctx context.Context) {
 	for ctx.Err() == nil {
-		e.admit()
-		busy := e.plan()
+		l.admit()
+		busy := l.plan()
 		if len(busy) == 0 {
 			select {
-			case <-e.wake:
+			case <-l.wake:
 			case <-ctx.Done():
 			}
 			continue
 		}
-		if !e.draft(ctx, busy) {
-			continue
+		l.begin()
+		drawn := 0
+		if l.draft(ctx, busy) {
+			drawn = l.decode(ctx, busy)
 		}
-		e.decode(ctx, busy)
+		l.pace(drawn)
+		l.addLane(ctx)
 	}
-	e.failAll()
-}
-
-// admit drops requests whose callers are gone, then fills free sequences from
-// the queue.
-func (e *Engine) admit() {
-	for i := range e.slots {
-		if s := &e.slots[i]; s.g != nil {
-			if cause := s.g.isGone(); cause != nil {
-				e.release(s, cause, "")
-			}
-		}
-	}
-	e.mu.Lock()
-	gone := func(g *Generation) bool {
-		cause := g.isGone()
-		if cause != nil {
-			g.close(cause, "")
-			e.stats.Cancelled++
-		}
-		return cause != nil
-	}
-	e.waiting.drop(gone)
-	e.canaries.drop(gone)
-	if s := e.canarySlot(); s.g == nil {
-		s.g = e.canaries.pop()
-	}
-	e.mu.Unlock()
-	for e.leastRecent() != nil {
-		g := e.next()
-		if g == nil {
-			return
-		}
-		e.place(g)
-	}
-}
-
-func (e *Engine) canarySlot() *slot { return &e.slots[e.cfg.Sequences] }
-
-// next takes the request whose turn it is from the queue, or nil.
-func (e *Engine) next() *Generation {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	g := e.waiting.pop()
-	if g != nil {
-		e.running++
-	}
-	return g
+	l.failAll()
 }
 
 // plan chooses each sequence's share of the next batch: one token for every
 // answer, the rest for prompts. A canary goes alone.
-func (e *Engine) plan() []*slot {
-	if s := e.canarySlot(); s.g != nil {
-		s.take = min(s.pending(), e.cfg.Batch)
+func (l *lane) plan() []*slot {
+	if s := l.canary; s != nil && s.g != nil {
+		s.take = min(s.pending(), l.cfg.Batch)
 		return []*slot{s}
 	}
 	var busy []*slot
-	room := e.cfg.Batch
-	for i := range e.slots {
-		if s := &e.slots[i]; s.g != nil && s.pending() == 1 {
+	room := l.cfg.Batch
+	for i := range l.slots {
+		if s := &l.slots[i]; s.g != nil && s.pending() == 1 {
 			s.take = 1
 			room--
 			busy = append(busy, s)
 		}
 	}
 	if len(busy) > 0 {
-		room = min(room, e.cfg.Chunk)
+		room = min(room, l.cfg.Chunk)
 	}
-	for i := range e.slots {
-		if s := &e.slots[i]; s.g != nil && s.pending() > 1 && room > 0 {
+	for i := range l.slots {
+		if s := &l.slots[i]; s.g != nil && s.pending() > 1 && room > 0 {
 			s.take = min(s.pending(), room)
 			room -= s.take
 			busy = append(busy, s)
@@ -127,90 +82,89 @@ func (e *Engine) plan() []*slot {
 	return busy
 }
 
-// decode runs one batch and delivers its tokens. A failure is narrowed down to
+// decode runs one batch and delivers its tokens, which it counts. A failure is narrowed down to
 // the sequences that it concerns. What is kept of earlier requests makes room.
-func (e *Engine) decode(ctx context.Context, busy []*slot) {
-	err := e.run(ctx, busy)
-	if err != nil && e.dropDrafts(busy, err) {
-		err = e.run(ctx, busy)
+func (l *lane) decode(ctx context.Context, busy []*slot) (drawn int) {
+	err := l.run(ctx, busy)
+	if err != nil && l.dropDrafts(busy, err) {
+		err = l.run(ctx, busy)
 	}
-	for errors.Is(err, ggml.ErrNoRoom) && e.evict() {
-		err = e.run(ctx, busy)
+	for errors.Is(err, ggml.ErrNoRoom) && l.evict() {
+		err = l.run(ctx, busy)
 	}
 	if err == nil {
-		drawn := 0
 		for _, s := range busy {
-			drawn += e.deliver(s)
+			drawn += l.deliver(s)
 		}
-		e.pace(drawn)
-		return
+		return drawn
 	}
 	for _, s := range busy {
-		e.rewind(s)
+		l.rewind(s)
 	}
 	switch {
-	case ctx.Err() != nil || e.allGone(busy): // the loop ends, or admit drops them
+	case ctx.Err() != nil || l.allGone(busy): // the loop ends, or admit drops them
 	case len(busy) == 1:
-		e.release(busy[0], fmt.Errorf("the model could not compute the next token: %w", err), "")
+		l.release(busy[0], fmt.Errorf("the model could not compute the next token: %w", err), "")
 	default:
-		e.cfg.Logger.Warn("decode failed, each sequence is tried alone", "sequences", len(busy), "error", err)
+		l.cfg.Logger.Warn("decode failed, each sequence is tried alone", "sequences", len(busy), "error", err)
 		for _, s := range busy {
-			s.take = min(s.pending(), e.cfg.Batch)
-			e.decode(ctx, []*slot{s})
+			s.take = min(s.pending(), l.cfg.Batch)
+			drawn += l.decode(ctx, []*slot{s})
 		}
 	}
+	return drawn
 }
 
 // run decodes the planned tokens of the slots.
-func (e *Engine) run(ctx context.Context, busy []*slot) error {
-	e.batch.Reset()
+func (l *lane) run(ctx context.Context, busy []*slot) error {
+	l.batch.Reset()
 	for _, s := range busy {
 		s.out = -1
 		for i := s.past; i < s.past+s.take; i++ {
 			last := i == len(s.g.tokens)-1
 			if last {
-				s.out = e.batch.Len()
+				s.out = l.batch.Len()
 			}
-			e.batch.Add(s.g.tokens[i], i, s.seq, last)
+			l.batch.Add(s.g.tokens[i], i, s.seq, last)
 		}
 		for i, t := range s.guess.drafts {
-			e.batch.Add(t, s.past+s.take+i, s.seq, true)
+			l.batch.Add(t, s.past+s.take+i, s.seq, true)
 		}
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	if !e.beginDecode(busy, cancel) {
+	if !l.beginDecode(busy, cancel) {
 		return context.Canceled
 	}
-	start := e.cfg.Now()
-	err := e.ctx.Decode(ctx, e.batch)
-	e.took = e.cfg.Now().Sub(start)
-	e.endDecode(busy)
-	e.measure(busy, err, ctx.Err() != nil)
+	start := l.cfg.Now()
+	use, err := l.turn(ctx, func(ctx context.Context) error { return l.ctx.Decode(ctx, l.batch) })
+	l.took = l.cfg.Now().Sub(start)
+	l.endDecode(busy)
+	l.measure(busy, use, err, ctx.Err() != nil)
 	return err
 }
 
 // beginDecode lets leave abort the decode once all its requests are gone. False:
 // they are gone already.
-func (e *Engine) beginDecode(busy []*slot, abort context.CancelFunc) bool {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	e.inBatch = 0
+func (l *lane) beginDecode(busy []*slot, abort context.CancelFunc) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.inBatch = 0
 	for _, s := range busy {
 		s.g.mu.Lock()
 		s.g.decoding = s.g.gone == nil
 		if s.g.decoding {
-			e.inBatch++
+			l.inBatch++
 		}
 		s.g.mu.Unlock()
 	}
-	e.abort = abort
-	return e.inBatch > 0
+	l.abort = abort
+	return l.inBatch > 0
 }
 
-func (e *Engine) endDecode(busy []*slot) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
+func (l *lane) endDecode(busy []*slot) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
 	for _, s := range busy {
 		s.g.mu.Lock()
 		s.g.decoding = false
@@ -218,15 +172,15 @@ func (e *Engine) endDecode(busy []*slot) {
 	}
 }
 
-func (e *Engine) allGone(busy []*slot) bool {
+func (l *lane) allGone(busy []*slot) bool {
 	return !slices.ContainsFunc(busy, func(s *slot) bool { return s.g.isGone() == nil })
 }
 
 // rewind drops the cells of a failed batch. A model whose memory cannot drop a
 // part loses all of the sequence and reads it again.
-func (e *Engine) rewind(s *slot) {
-	if !e.ctx.SeqRemove(s.seq, s.past, -1) {
-		e.ctx.SeqRemove(s.seq, -1, -1)
+func (l *lane) rewind(s *slot) {
+	if !l.ctx.SeqRemove(s.seq, s.past, -1) {
+		l.ctx.SeqRemove(s.seq, -1, -1)
 		s.past = 0
 		s.g.setCached(0)
 	}
@@ -234,56 +188,56 @@ func (e *Engine) rewind(s *slot) {
 
 // deliver draws the next token of a sequence whose pending tokens are all in, and the one behind
 // every draft that was drawn. It returns how many it drew.
-func (e *Engine) deliver(s *slot) int {
+func (l *lane) deliver(s *slot) int {
 	s.past += s.take
 	g := s.g
 	if !g.canary {
-		e.cfg.Served(s.take, 0)
+		l.cfg.Served(s.take, 0)
 	}
 	if s.out < 0 {
 		return 0
 	}
 	before, accepted := len(g.tokens), 0
-	finish, err := e.draw(g, s.out)
+	finish, err := l.draw(g, s.out)
 	for err == nil && accepted < len(s.guess.drafts) && s.guess.drafts[accepted] == g.tokens[len(g.tokens)-1] {
 		accepted++
-		finish, err = e.draw(g, s.out+accepted)
+		finish, err = l.draw(g, s.out+accepted)
 	}
 	s.past += accepted
 	if drafted := len(s.guess.drafts); drafted > 0 {
-		e.takeBack(s)
+		l.takeBack(s)
 		g.wrong += drafted - accepted
-		e.count(func(st *Stats) { st.Accepted += int64(accepted) })
+		l.count(func(st *Stats) { st.Accepted += int64(accepted) })
 		if accepted > 0 {
-			e.cfg.Served(accepted, 0)
+			l.cfg.Served(accepted, 0)
 		}
 	}
-	e.drafting.learn(s, g.tokens[before:], accepted)
+	l.drafting.learn(s, g.tokens[before:], accepted)
 	if err != nil {
-		e.release(s, err, finish)
+		l.release(s, err, finish)
 	}
 	return accepted + 1
 }
 
 // draw draws the token behind an entry of the batch and hands it over. An error ends the answer;
 // io.EOF: it is complete.
-func (e *Engine) draw(g *Generation, out int) (finish string, err error) {
-	t, err := g.sampler.Sample(e.ctx, out)
+func (l *lane) draw(g *Generation, out int) (finish string, err error) {
+	t, err := g.sampler.Sample(l.ctx, out)
 	if err != nil {
 		return "", fmt.Errorf("the next token cannot be drawn: %w", err)
 	}
-	e.count(func(st *Stats) { st.Generated++ })
+	l.count(func(st *Stats) { st.Generated++ })
 	g.left--
 	p := piece{token: t}
 	if g.extra.Logprobs {
-		p.chosen, p.top = e.probs(e.ctx.Logits(out), t, g.extra.Top)
+		p.chosen, p.top = l.probs(l.ctx.Logits(out), t, g.extra.Top)
 	}
-	if e.cfg.Model.IsEOG(t) {
+	if l.cfg.Model.IsEOG(t) {
 		g.add(p)
 		return "stop", io.EOF
 	}
 	g.tokens = append(g.tokens, t)
-	p.bytes = e.cfg.Model.Piece(t, g.extra.Special)
+	p.bytes = l.cfg.Model.Piece(t, g.extra.Special)
 	g.add(p)
 	if g.left == 0 {
 		return "length", io.EOF
@@ -293,40 +247,44 @@ func (e *Engine) draw(g *Generation, out int) (finish string, err error) {
 
 // release frees a sequence and ends its request. Its cells stay for the next one
 // that begins likewise, unless it failed.
-func (e *Engine) release(s *slot, err error, finish string) {
+func (l *lane) release(s *slot, err error, finish string) {
 	g := s.g
 	s.g = nil
 	if whole := err == io.EOF || g.isGone() != nil; whole && !g.canary && s.past > 0 {
-		e.keep(s, g)
+		l.keep(s, g)
 	} else {
-		e.drop(s)
+		l.drop(s)
 	}
 	s.past = 0
-	e.mu.Lock()
+	l.mu.Lock()
 	if !g.canary {
-		e.running--
+		l.leftLocked()
 	}
 	switch {
 	case g.canary:
 	case err == io.EOF:
-		e.stats.Completed++
-		e.perAnswer += (e.cfg.Now().Sub(g.started) - e.perAnswer) / time.Duration(min(e.stats.Completed, 16))
+		l.stats.Completed++
+		l.perAnswer += (l.cfg.Now().Sub(g.started) - l.perAnswer) / time.Duration(min(l.stats.Completed, 16))
 	case g.isGone() != nil:
-		e.stats.Cancelled++
+		l.stats.Cancelled++
 	default:
-		e.stats.Failed++
+		l.stats.Failed++
 	}
-	e.mu.Unlock()
+	l.mu.Unlock()
 	g.close(err, finish)
 }
 
-// failAll ends what runs and waits when the engine closes.
-func (e *Engine) failAll() {
-	for i := range e.slots {
-		if s := &e.slots[i]; s.g != nil {
-			e.release(s, ErrClosed, "")
+// failAll ends what the lane has when the engine closes.
+func (l *lane) failAll() {
+	for i := range l.slots {
+		if s := &l.slots[i]; s.g != nil {
+			l.release(s, ErrClosed, "")
 		}
 	}
+}
+
+// failWaiting ends what waits when the engine closes.
+func (e *Engine) failWaiting() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	fail := func(g *Generation) bool {
@@ -336,4 +294,11 @@ func (e *Engine) failAll() {
 	}
 	e.waiting.drop(fail)
 	e.canaries.drop(fail)
+	for _, l := range e.lanes {
+		for _, g := range l.given {
+			fail(g)
+			l.leftLocked()
+		}
+		l.given = nil
+	}
 }
