@@ -74,7 +74,7 @@ type Config struct {
 	// 0: none.
 	AuditInterval int
 	// Band is how far the rows of two peers may be apart, as audit.Distance measures it; "" is the own
-	// copy. It does not wait. nil: defaultBand of all.
+	// copy. It does not wait. nil: UnknownBand for all.
 	Band audit.Bands
 	// Found is told what audits found of a worker, with the evidence. It may keep what it is given,
 	// and does not call the Dispatcher. nil: nobody is told.
@@ -122,7 +122,7 @@ func (c *Config) validate() error {
 		c.Fault = func(string, error) {}
 	}
 	if c.Band == nil {
-		c.Band = func(string, string) float64 { return defaultBand }
+		c.Band = func(string, string) float64 { return UnknownBand }
 	}
 	if c.Found == nil {
 		c.Found = func(Audited) {}

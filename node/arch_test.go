@@ -62,6 +62,7 @@ var imports = map[string][]string{
 // testImports is what the tests of a package may import besides.
 var testImports = map[string][]string{
 	"node/engine":   {"ggml/gguf"},
+	"experts/audit": {"ggml", "ggml/gguf", "ggml/tensor", "ggml/tiny"},
 	"settle/solana": {"settle/settletest"},
 	"node/cashier":  {"settle/settletest"},
 	"node/pay":      {"settle/settletest", "settle/govern", "settle/solana"},

@@ -9,9 +9,12 @@ import (
 	"slices"
 	"time"
 
+	"github.com/libp2p/go-libp2p/core/peer"
+
 	"kvasird/experts"
 	"kvasird/experts/audit"
 	"kvasird/ggml/gguf"
+	"kvasird/p2p"
 )
 
 const (
@@ -29,6 +32,27 @@ func (c *Config) auditInterval() int {
 		return c.Genesis.AuditInterval
 	}
 	return auditInterval
+}
+
+// band is how far what two peers compute may be apart; "" is this node.
+func (n *Node) band(a, b string) float64 {
+	if n.computesOnCPU(a) && n.computesOnCPU(b) {
+		return audit.RoundingStep
+	}
+	return experts.UnknownBand
+}
+
+// computesOnCPU says whether a peer has no other backend, as it says; "" is this node.
+func (n *Node) computesOnCPU(id string) bool {
+	if id == "" {
+		return n.device.Kind == "cpu"
+	}
+	p, err := peer.Decode(id)
+	if err != nil {
+		return false
+	}
+	its := n.host.Peer(p)
+	return its != nil && !slices.ContainsFunc(its.Backends, func(b p2p.Backend) bool { return b.Name != "CPU" })
 }
 
 // found takes what audits of a model find: it is signed and kept, and who did wrong work has no pay

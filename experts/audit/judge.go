@@ -9,6 +9,13 @@ import (
 // for which economics has a penalty, and not drift.
 const SlashFactor = 10
 
+// RoundingStep is the least band of backends that round rows to 8 bits on the way, as CPUs do for
+// quantised weights: they agree to a few millionths, but for one row in some hundreds in which a sum
+// lay between two steps. Measured over 20,800 rows of the shipped model and five x86 variants, that
+// is 0.011 at most (go test -run NobodyHonest ./experts/audit). Sums in f16 are off by 0.034 on
+// average.
+const RoundingStep = 0.025
+
 // Answer is the rows that one computed for the pairs of an audit, one after the other.
 type Answer struct {
 	By   string // peer id; "": the own copy, which is right
