@@ -81,7 +81,7 @@ type Audited struct {
 // sample leaves a part that was answered to the audits, if chance chooses it.
 func (r *run) sample(p *part) {
 	d := r.d
-	if d.cfg.AuditInterval == 0 || r.only != nil || p.hedged || r.roll()%uint64(d.cfg.AuditInterval) != 0 {
+	if d.cfg.AuditInterval == 0 || r.only != nil || p.hedged || p.sums || r.roll()%uint64(d.cfg.AuditInterval) != 0 {
 		return
 	}
 	var s *sample
