@@ -374,6 +374,7 @@ func (r *run) collect() time.Time {
 			r.failed(p, lost, now)
 		} else {
 			r.share(p.s.peer, p.filled)
+			r.sample(p)
 		}
 		r.recycle(p)
 		return true

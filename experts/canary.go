@@ -38,6 +38,7 @@ type programState struct {
 	answered bool
 	refused  string // why; empty if accepted
 	proved   []span // what calls are sent for
+	again    []span // of that, what is to be tried once more, since the worker may have loaded it anew
 	failed   []span // what was tried last, in vain
 	trouble  string // why
 	trying   bool   // a trial is under way
@@ -100,6 +101,9 @@ func (s *session) prove(ctx context.Context) {
 func (d *Dispatcher) nextProof(s *session, now time.Time) (p *program, spans []span, at time.Time) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	if s.tally.isOut(now) {
+		return nil, nil, time.Unix(0, s.tally.outUntil.Load())
+	}
 	for _, layer := range *d.programs.Load() {
 		for _, p := range layer {
 			st := s.programs[p]
@@ -109,11 +113,11 @@ func (d *Dispatcher) nextProof(s *session, now time.Time) (p *program, spans []s
 			spans = subtract(spansOf(s.offer.Slices, p.layer), st.proved)
 			if fresh := subtract(spans, st.failed); len(fresh) > 0 {
 				spans = fresh
-			} else if len(spans) > 0 && now.Before(st.retry) {
-				if at.IsZero() || st.retry.Before(at) {
+			} else if len(spans) == 0 || now.Before(st.retry) {
+				if len(spans) > 0 && (at.IsZero() || st.retry.Before(at)) {
 					at = st.retry
 				}
-				continue
+				spans = st.again
 			}
 			if len(spans) > 0 {
 				st.trying = true
@@ -127,7 +131,7 @@ func (d *Dispatcher) nextProof(s *session, now time.Time) (p *program, spans []s
 // tryOut has a worker compute rows for some spans, has others compute them too, and judges.
 func (d *Dispatcher) tryOut(ctx context.Context, s *session, p *program, spans []span) {
 	experts := d.sample(p, spans)
-	rows, err := d.rowsOf(ctx, s, p, experts)
+	rows, err := d.rowsOf(ctx, s, p, d.canaryRow(p.rowWidth), experts)
 	if ctx.Err() != nil {
 		return
 	}
@@ -168,11 +172,11 @@ func (d *Dispatcher) canaryRow(width int) []float32 {
 	return row
 }
 
-// rowsOf has one worker compute the canary row with some experts, whatever it has proved.
-func (d *Dispatcher) rowsOf(ctx context.Context, s *session, p *program, experts []int32) ([]float32, error) {
+// rowsOf has one worker compute a row with some experts, whatever it has proved.
+func (d *Dispatcher) rowsOf(ctx context.Context, s *session, p *program, row []float32, experts []int32) ([]float32, error) {
 	call := &Call{
 		Layer: p.layer, Program: p.bytes, RowWidth: p.rowWidth, OutWidth: p.outWidth, RowsPerToken: 1,
-		Used: len(experts), IDs: experts, Rows: d.canaryRow(p.rowWidth), Out: make([]float32, len(experts)*p.outWidth),
+		Used: len(experts), IDs: experts, Rows: row, Out: make([]float32, len(experts)*p.outWidth),
 	}
 	if err := call.validate(); err != nil {
 		return nil, err
@@ -192,7 +196,7 @@ func (d *Dispatcher) callWitnesses(ctx context.Context, s *session, p *program, 
 	ctx, cancel := context.WithTimeout(ctx, d.cfg.ProgramWait/2)
 	defer cancel()
 	for o, list := range d.witnesses(ctx, s, p, d.witnessHere(p, experts)) {
-		if rows, err := d.rowsOf(ctx, o, p, list); err == nil {
+		if rows, err := d.rowsOf(ctx, o, p, d.canaryRow(p.rowWidth), list); err == nil {
 			d.testify(o, p, list, rows)
 		}
 	}
@@ -265,14 +269,14 @@ func (d *Dispatcher) witnessHere(p *program, experts []int32) (rest []int32) {
 			rest = append(rest, e)
 		}
 	}
-	if rows := d.ownRows(p, own); rows != nil {
+	if rows := d.ownRows(p, d.canaryRow(p.rowWidth), own); rows != nil {
 		d.testify(nil, p, own, rows)
 	}
 	return rest
 }
 
-// ownRows is the canary row computed by the backbone's own copy, nil if it cannot.
-func (d *Dispatcher) ownRows(p *program, experts []int32) []float32 {
+// ownRows is a row computed by the backbone's own copy, nil if it cannot.
+func (d *Dispatcher) ownRows(p *program, input []float32, experts []int32) []float32 {
 	if len(experts) == 0 {
 		return nil
 	}
@@ -284,7 +288,7 @@ func (d *Dispatcher) ownRows(p *program, experts []int32) []float32 {
 	d.local.Lock()
 	defer d.local.Unlock()
 	row := make([]int32, len(experts))
-	if d.cfg.Local.Kernel.Compute(p.local.number, d.canaryRow(p.rowWidth), row, experts, out) != nil {
+	if d.cfg.Local.Kernel.Compute(p.local.number, input, row, experts, out) != nil {
 		return nil
 	}
 	return out
@@ -354,6 +358,7 @@ func (d *Dispatcher) judge(s *session, p *program, spans []span, experts []int32
 	if err == nil {
 		st.proved = intersect(union(st.proved, spans), offered)
 		st.failed, st.trouble, st.wait = subtract(st.failed, spans), "", 0
+		st.again = subtract(st.again, spans)
 		if s.standing == 0 {
 			d.standings++
 			s.standing = d.standings
@@ -478,7 +483,7 @@ func (d *Dispatcher) try(ctx context.Context, s *session, p *program) error {
 	case refused != "":
 		return errors.New(refused)
 	}
-	_, err := d.rowsOf(ctx, s, p, experts)
+	_, err := d.rowsOf(ctx, s, p, d.canaryRow(p.rowWidth), experts)
 	if m := (*MissingError)(nil); errors.As(err, &m) && m.Unpaid() {
 		return nil // it lives
 	}

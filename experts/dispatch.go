@@ -70,13 +70,16 @@ func (r *run) routes() *routes {
 // spreads calls over equal replicas, and keeps several backbones from all going to the same one.
 const band = 0.25
 
-// jitter is a factor of 1 to 1+band, another one each time (xorshift64).
-func (r *run) jitter() float32 {
+// roll returns other bits each time (xorshift64).
+func (r *run) roll() uint64 {
 	r.dice ^= r.dice << 13
 	r.dice ^= r.dice >> 7
 	r.dice ^= r.dice << 17
-	return 1 + band*float32(r.dice>>40)/(1<<24)
+	return r.dice
 }
+
+// jitter is a factor of 1 to 1+band, another one each time.
+func (r *run) jitter() float32 { return 1 + band*float32(r.roll()>>40)/(1<<24) }
 
 // plan fills choice for the pending pairs.
 func (r *run) plan(routes *routes, now time.Time, least trust) {

@@ -15,6 +15,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"kvasird/experts/audit"
 	"kvasird/experts/place"
 )
 
@@ -69,6 +70,16 @@ type Config struct {
 	// canaries are not told. It does not wait. nil: nobody is told.
 	Served func(peerID string, layer, pairs int)
 
+	// AuditInterval has one of so many answers of workers computed again elsewhere, chosen by chance:
+	// 0: none.
+	AuditInterval int
+	// Band is how far the rows of two peers may be apart, as audit.Distance measures it; "" is the own
+	// copy. It does not wait. nil: UnknownBand for all.
+	Band audit.Bands
+	// Found is told what audits found of a worker, with the evidence. It may keep what it is given,
+	// and does not call the Dispatcher. nil: nobody is told.
+	Found func(Audited)
+
 	Logger *slog.Logger // nil: none
 }
 
@@ -88,6 +99,9 @@ func (c *Config) validate() error {
 	if c.Precision == 0 {
 		c.Precision = F32
 	}
+	if c.AuditInterval < 0 {
+		return fmt.Errorf("experts: one audit in %d answers: want 0 or more", c.AuditInterval)
+	}
 	if !slices.Contains(precisions, c.Precision) {
 		return fmt.Errorf("experts: dispatcher with %v", c.Precision)
 	}
@@ -106,6 +120,12 @@ func (c *Config) validate() error {
 	defaults(&c.MostDrawn, 4)
 	if c.Fault == nil {
 		c.Fault = func(string, error) {}
+	}
+	if c.Band == nil {
+		c.Band = func(string, string) float64 { return UnknownBand }
+	}
+	if c.Found == nil {
+		c.Found = func(Audited) {}
 	}
 	if c.Unpaid == nil {
 		c.Unpaid = func(string) {}
@@ -134,6 +154,7 @@ type Dispatcher struct {
 	allPairs atomic.Uint64 // of calls that succeeded
 	hedges   hedges
 	draws    draws
+	audits   *auditing
 	starved  atomic.Int32 // calls with pairs that nobody serves
 	phase    float64      // of canary rows
 
@@ -176,6 +197,7 @@ func NewDispatcher(cfg Config) (*Dispatcher, error) {
 	d := &Dispatcher{
 		cfg: cfg, done: make(chan struct{}), phase: rand.Float64() * 2 * math.Pi,
 		keepers: map[string]*keeper{}, tallies: map[string]*tally{}, changed: make(chan struct{}),
+		audits: newAuditing(),
 	}
 	d.hedges.credit.Store(firstCredit)
 	d.programs.Store(&[][]*program{})
@@ -183,6 +205,9 @@ func NewDispatcher(cfg Config) (*Dispatcher, error) {
 		d.held.set.Store(newLocalSet(cfg.Local.Slices))
 	}
 	d.loops.Go(d.pulse)
+	if cfg.AuditInterval > 0 {
+		d.loops.Go(d.audit)
+	}
 	return d, nil
 }
 
@@ -402,6 +427,8 @@ func (d *Dispatcher) reasons(p *program) []string {
 	}
 	for _, s := range d.sessions {
 		switch st := s.programs[p]; {
+		case s.tally.isOut(time.Now()):
+			list = append(list, "peer "+s.peer+": "+s.tally.standing.Text(time.Now()))
 		case st != nil && st.refused != "":
 			list = append(list, "peer "+s.peer+": "+st.refused)
 		case st != nil && st.trouble != "":

@@ -139,6 +139,8 @@ type PeerStatus struct {
 	Failed    uint64        // calls that it failed, answered wrongly or too late
 	Hedged    uint64        // calls of it that others were asked for too, since it was late
 	Waiting   int           // pairs sent and not answered
+	Standing  string        // what audits of its answers say of it, for people; empty while there were none
+	Out       bool          // for that it gets no calls now
 }
 
 // Peers returns the state of all peers, ordered by id.
@@ -146,9 +148,11 @@ func (d *Dispatcher) Peers() []PeerStatus {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	var list []PeerStatus
+	now := time.Now()
 	for _, id := range slices.Sorted(maps.Keys(d.keepers)) {
 		k := d.keepers[id]
 		st := PeerStatus{ID: id, Trouble: k.trouble, Rows: k.tally.layers(), Failed: k.tally.failed.Load(), Hedged: k.tally.hedged.Load()}
+		st.Standing, st.Out = k.tally.standing.Text(now), k.tally.isOut(now)
 		if s := k.servingLocked(); s != nil {
 			st.Connected, st.Slices, st.Precision = true, s.offer.Slices, s.precision
 			st.Suspect = trust(s.trust.Load()) != trusted || s.isDoubted()

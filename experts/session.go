@@ -84,11 +84,13 @@ type session struct {
 }
 
 func newSession(d *Dispatcher, peer string, t *tally, conn net.Conn) *session {
-	return &session{
+	s := &session{
 		link: newLink(conn), d: d, peer: peer, tally: t, programs: map[*program]*programState{},
 		calls: map[uint64]*part{}, asked: map[uint64]*program{}, resume: make(chan struct{}, 1),
 		unproved: make(chan struct{}, 1), offering: offering{credit: offersPerBeat},
 	}
+	s.trust.Store(int32(s.trustLocked(time.Now()))) // what was found in a session before holds
+	return s
 }
 
 // handshake reads the offer and answers it, before the deadline of ctx.
@@ -335,7 +337,7 @@ func (s *session) penalise(weight int, alive bool) {
 // trustLocked is what the peer's record says of it now.
 func (s *session) trustLocked(now time.Time) trust {
 	switch {
-	case s.ponged.Load() < s.probe:
+	case s.ponged.Load() < s.probe, s.tally.isOut(now):
 		return banned
 	case !now.Before(s.quarantine):
 		return trusted

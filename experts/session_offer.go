@@ -48,6 +48,7 @@ func (s *session) reoffer(f p2p.Frame) error {
 func (d *Dispatcher) reoffer(s *session, list []Slice, state workerState) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	old := s.offer.Slices
 	s.offer.Slices = list
 	s.leavingSoon.Store(state == leaving)
 	for _, layer := range *d.programs.Load() {
@@ -56,8 +57,12 @@ func (d *Dispatcher) reoffer(s *session, list []Slice, state workerState) {
 			if st == nil || st.refused != "" {
 				s.askLocked(p)
 			} else {
-				offered := spansOf(list, p.layer)
+				before, offered := spansOf(old, p.layer), spansOf(list, p.layer)
 				st.proved = intersect(st.proved, offered)
+				if !slices.Equal(before, offered) { // what stays may have been loaded anew with the rest
+					st.again = st.proved
+				}
+				st.again = intersect(st.again, st.proved)
 				st.failed = intersect(st.failed, offered)
 			}
 			d.routeLocked(p)

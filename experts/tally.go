@@ -1,6 +1,10 @@
 package experts
 
-import "sync/atomic"
+import (
+	"sync/atomic"
+
+	"kvasird/experts/audit"
+)
 
 const (
 	// countedLayers bounds the memory of a tally; rows of later layers are not counted.
@@ -14,6 +18,9 @@ type tally struct {
 	rows   [countedLayers]atomic.Uint64 // by layer
 	failed atomic.Uint64                // calls that it failed, answered wrongly or too late
 	hedged atomic.Uint64                // calls that others were asked for too
+
+	outUntil atomic.Int64   // Unix ns until which it gets no calls, for what audits found; 0: it gets them
+	standing audit.Standing // guarded by Dispatcher.mu
 }
 
 func (t *tally) computed(layer, pairs int) {

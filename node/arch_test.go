@@ -39,7 +39,8 @@ var imports = map[string][]string{
 	"experts/place":         {"ggml/gguf"},
 	"ring":                  {"ring/plan", "ring/draft", "p2p", "ggml/gguf", "ggml/tensor"},
 	"experts/tolerance":     {"ggml/tensor"},
-	"experts":               {"experts/place", "experts/tolerance", "p2p", "ggml/gguf", "ggml/tensor"},
+	"experts/audit":         nil,
+	"experts":               {"experts/place", "experts/tolerance", "experts/audit", "p2p", "ggml/gguf", "ggml/tensor"},
 	"node/api":              nil,
 	"node/client":           {"node/api"},
 	"node/engine":           {"ggml", "ring/draft"},
@@ -61,6 +62,7 @@ var imports = map[string][]string{
 // testImports is what the tests of a package may import besides.
 var testImports = map[string][]string{
 	"node/engine":   {"ggml/gguf"},
+	"experts/audit": {"ggml", "ggml/gguf", "ggml/tensor", "ggml/tiny"},
 	"settle/solana": {"settle/settletest"},
 	"node/cashier":  {"settle/settletest"},
 	"node/pay":      {"settle/settletest", "settle/govern", "settle/solana"},

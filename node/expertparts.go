@@ -174,6 +174,7 @@ func (n *Node) openDispatch(m *modelFile, ownCopy bool, cache int64, served func
 	d.Dispatcher, err = experts.NewDispatcher(experts.Config{
 		Model: experts.ModelID(m.id.String()), Dialer: laneDialer{n.host, m.id}, Local: local, Precision: precision, Sums: sums,
 		CoverageWait: n.cfg.CoverageWait(), Logger: n.log, Served: served, Unpaid: n.metering.unpaid(m.id),
+		AuditInterval: n.cfg.auditInterval(), Band: n.band, Found: n.found(m.id),
 		Fault: func(id string, reason error) {
 			if p, err := peer.Decode(id); err == nil {
 				n.host.Blame(p, p2p.WrongData, reason.Error())

@@ -128,6 +128,13 @@ func (m *metering) pairs(id gguf.ModelID, g *gguf.Model) func(peerID string, lay
 	return nil
 }
 
+// forfeit takes from a worker what it did for requests of this node that have not ended.
+func (m *metering) forfeit(id gguf.ModelID, peerID string) {
+	if m != nil {
+		m.Meter.Forfeit(id.String(), peerID)
+	}
+}
+
 // chains counts what stages computed for this node's requests. A stage has the experts of
 // its layers computed as it likes, and is who is paid for them.
 func (m *metering) chains(id gguf.ModelID, g *gguf.Model) func(chain ring.Chain, rows int) {

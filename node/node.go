@@ -50,14 +50,15 @@ func Pack(rt *ggml.Runtime) string {
 
 // Node is a running daemon.
 type Node struct {
-	cfg     Config
-	log     *slog.Logger
-	started time.Time
-	rt      *ggml.Runtime
-	device  ggml.Device // that experts lie on
-	file    *modelFile
-	host    *p2p.Host
-	workers *workers // roles worker and volunteer; empty for others
+	cfg      Config
+	log      *slog.Logger
+	started  time.Time
+	rt       *ggml.Runtime
+	identity p2p.Identity
+	device   ggml.Device // that experts lie on
+	file     *modelFile
+	host     *p2p.Host
+	workers  *workers // roles worker and volunteer; empty for others
 
 	metering   *metering   // in a network with a token; else nil, which counts nothing
 	settlement *settlement // likewise; else nil
@@ -138,6 +139,7 @@ func (n *Node) start(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	n.identity = identity
 	if err := n.openMetering(identity); err != nil {
 		return err
 	}

@@ -98,6 +98,7 @@ func apiPeer(p p2p.PeerStatus, session experts.PeerStatus) api.Peer {
 	out := api.Peer{
 		ID: p.ID.String(), State: peerStates[p.State], Path: string(p.Path), Slices: apiSlices(session.Slices),
 		RTTMicro: session.RoundTrip.Microseconds(), Rows: apiRows(session.Rows), Failed: session.Failed,
+		Standing: session.Standing, Out: session.Out,
 	}
 	if session.Precision > experts.F32 {
 		out.Precision = session.Precision.String()
@@ -117,6 +118,8 @@ func apiPeer(p p2p.PeerStatus, session experts.PeerStatus) api.Peer {
 	switch {
 	case p.Err != nil:
 		out.Reason = p.Err.Error()
+	case session.Out:
+		out.Reason = session.Standing
 	case session.Trouble != "":
 		out.Reason = session.Trouble
 	case session.Suspect:

@@ -27,6 +27,7 @@ import (
 //	created = "2026-01-02T15:04:05Z"
 //	nonce = "000102030405060708090a0b0c0d0e0f"
 //	target_replicas = 2                 # 1 to 16; left out: 2
+//	audit_interval = 64                 # 1 to 65536; left out: 64. One of so many answers is audited
 //	models = []                         # model ids that volunteers hold; none: any
 //
 //	[token]                             # left out: nothing is paid here; see Token
@@ -43,9 +44,9 @@ import (
 //
 //	hashed: 1 version, uint    2 name, text        3 admission, text   4 authority, bytes
 //	        5 created, unix s  6 nonce, 16 bytes   7 target_replicas   8 models, sorted texts
-//	        9 token, see Token
+//	        9 token, see Token  10 audit_interval, 0 for the default
 //
-// 4, 8 and 9 are left out when they are empty. Keys are only ever added, and left out while
+// 4, 8, 9 and 10 are left out when they are empty. Keys are only ever added, and left out while
 // they are empty, so that the id of an older file stays.
 const (
 	genesisVersion = 1
@@ -57,6 +58,9 @@ const (
 	maxMembers      = 4096 // peer ids
 	maxReplicas     = 16
 	defaultReplicas = 2
+
+	maxAuditInterval     = 1 << 16
+	defaultAuditInterval = 64
 
 	genesisTime = "2006-01-02T15:04:05Z"
 )
@@ -79,6 +83,7 @@ type Genesis struct {
 	Created        time.Time // UTC, whole seconds
 	Nonce          [16]byte  // tells networks of one name apart
 	TargetReplicas int       // holders wanted of every expert
+	AuditInterval  int       // one of so many answers of expert workers is computed again by another
 	Models         []string  // model ids that volunteers keep to, sorted; none: any model
 	Token          *Token    // nil: nothing is paid
 	Contact        Contact
@@ -100,6 +105,7 @@ type genesisFile struct {
 	Created        string      `toml:"created"`
 	Nonce          string      `toml:"nonce"`
 	TargetReplicas *int        `toml:"target_replicas"`
+	AuditInterval  *int        `toml:"audit_interval"`
 	Models         []string    `toml:"models"`
 	Token          *tokenFile  `toml:"token"`
 	Contact        contactFile `toml:"contact"`
@@ -113,7 +119,7 @@ type contactFile struct {
 
 // GenesisKeys are the dotted names of all keys of a network file.
 var GenesisKeys = []string{
-	"version", "name", "admission", "authority", "created", "nonce", "target_replicas", "models",
+	"version", "name", "admission", "authority", "created", "nonce", "target_replicas", "audit_interval", "models",
 	"token", "token.mint", "token.token_program", "token.decimals", "token.cluster", "token.vault_owner", "token.settlement",
 	"token.wallets", "token.threshold", "token.devnet", "token.operators", "token.first_price", "token.parameters",
 	"contact", "contact.bootstrap", "contact.relays", "contact.members",
@@ -141,6 +147,8 @@ type genesisCBOR struct {
 	Models         []string `cbor:"8,keyasint,omitempty"`
 
 	Token *tokenCBOR `cbor:"9,keyasint,omitempty"`
+
+	AuditInterval uint `cbor:"10,keyasint,omitempty"` // 0: the default
 }
 
 var (
@@ -152,7 +160,7 @@ var (
 func NewGenesis(name string, admission Admission, authority peer.ID, now time.Time) (*Genesis, error) {
 	g := &Genesis{
 		Name: name, Admission: admission, Authority: authority, Created: now.UTC().Truncate(time.Second),
-		TargetReplicas: defaultReplicas,
+		TargetReplicas: defaultReplicas, AuditInterval: defaultAuditInterval,
 	}
 	rand.Read(g.Nonce[:])
 	return g, g.check()
@@ -186,7 +194,7 @@ func ParseGenesis(text []byte) (*Genesis, error) {
 // genesis gives the values of the file their types.
 func (f *genesisFile) genesis() (*Genesis, error) {
 	g := &Genesis{
-		Name: f.Name, Admission: Admission(f.Admission), TargetReplicas: defaultReplicas,
+		Name: f.Name, Admission: Admission(f.Admission), TargetReplicas: defaultReplicas, AuditInterval: defaultAuditInterval,
 		Models: slices.Sorted(slices.Values(f.Models)), Contact: Contact{Bootstrap: f.Contact.Bootstrap, Relays: f.Contact.Relays},
 	}
 	if f.Version != genesisVersion {
@@ -201,6 +209,9 @@ func (f *genesisFile) genesis() (*Genesis, error) {
 	}
 	if f.TargetReplicas != nil {
 		g.TargetReplicas = *f.TargetReplicas
+	}
+	if f.AuditInterval != nil {
+		g.AuditInterval = *f.AuditInterval
 	}
 	if f.Authority != "" {
 		if g.Authority, err = peer.Decode(f.Authority); err != nil {
@@ -234,6 +245,8 @@ func (g *Genesis) check() error {
 		return fmt.Errorf("authority is missing: admission %q needs whoever signs tickets", g.Admission)
 	case g.TargetReplicas < 1 || g.TargetReplicas > maxReplicas:
 		return fmt.Errorf("target_replicas = %d: want 1 to %d", g.TargetReplicas, maxReplicas)
+	case g.AuditInterval < 1 || g.AuditInterval > maxAuditInterval:
+		return fmt.Errorf("audit_interval = %d: want 1 to %d", g.AuditInterval, maxAuditInterval)
 	case g.Created.Unix() < 0 || g.Created.Year() > 9999:
 		return fmt.Errorf("created: the year %d is none", g.Created.Year())
 	case len(g.Models) > maxModels:
@@ -288,10 +301,14 @@ func authorityKey(id peer.ID) (crypto.PubKey, error) {
 
 // hashed is the encoding that the id is made of.
 func (g *Genesis) hashed() []byte {
+	audits := uint(g.AuditInterval)
+	if audits == defaultAuditInterval {
+		audits = 0
+	}
 	return must(encMode.Marshal(genesisCBOR{
 		Version: genesisVersion, Name: g.Name, Admission: string(g.Admission), Authority: []byte(g.Authority),
 		Created: g.Created.Unix(), Nonce: g.Nonce[:], TargetReplicas: uint(g.TargetReplicas), Models: g.Models,
-		Token: g.Token.hashed(),
+		Token: g.Token.hashed(), AuditInterval: audits,
 	}))
 }
 
@@ -315,6 +332,7 @@ func (g *Genesis) String() string {
 	}
 	fmt.Fprintf(&b, "created = %q\nnonce = %q\n", g.Created.Format(genesisTime), hex.EncodeToString(g.Nonce[:]))
 	fmt.Fprintf(&b, "target_replicas = %d # nodes wanted for every expert\n", g.TargetReplicas)
+	fmt.Fprintf(&b, "audit_interval = %d # one of so many answers of expert workers is computed again by another\n", g.AuditInterval)
 	writeList(&b, "models", g.Models, "model ids that volunteers keep to; none: any")
 	g.Token.write(&b)
 	b.WriteString("\n# How to find the others. Each node may change its copy: the id stays.\n[contact]\n")

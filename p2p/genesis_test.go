@@ -22,7 +22,7 @@ func testGenesis(t testing.TB) *Genesis {
 	t.Helper()
 	g := &Genesis{
 		Name: "home", Admission: Invitation, Authority: testID(t), Created: time.Unix(1767366245, 0).UTC(),
-		TargetReplicas: 2, Models: []string{someModel},
+		TargetReplicas: 2, AuditInterval: defaultAuditInterval, Models: []string{someModel},
 	}
 	for i := range g.Nonce {
 		g.Nonce[i] = byte(i)
@@ -63,6 +63,7 @@ func TestGenesisIDCovers(t *testing.T) {
 		"created":   func(g *Genesis) { g.Created = g.Created.Add(time.Second) },
 		"nonce":     func(g *Genesis) { g.Nonce[15]++ },
 		"replicas":  func(g *Genesis) { g.TargetReplicas = 3 },
+		"audits":    func(g *Genesis) { g.AuditInterval = 32 },
 		"models":    func(g *Genesis) { g.Models = nil },
 	} {
 		g := testGenesis(t)
@@ -154,6 +155,8 @@ func TestGenesisRefuses(t *testing.T) {
 		{"long nonce", change("000102030405060708090a0b0c0d0e0f", strings.Repeat("0", 34)), "nonce ="},
 		{"nonce in capitals", change("0a0b0c0d0e0f", "0A0B0C0D0E0F"), "nonce ="},
 		{"no replicas", change("target_replicas = 2", "target_replicas = 0"), "target_replicas = 0"},
+		{"no audits", change("audit_interval = 64", "audit_interval = 0"), "audit_interval = 0"},
+		{"few audits", change("audit_interval = 64", "audit_interval = 65537"), "audit_interval = 65537"},
 		{"many replicas", change("target_replicas = 2", "target_replicas = 17"), "target_replicas = 17"},
 		{"model", change(someModel, "aa"), `"aa" is no model id`},
 		{"model twice", change(`"`+someModel+`",`, `"`+someModel+`","`+someModel+`"`), "twice"},

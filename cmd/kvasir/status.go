@@ -173,6 +173,9 @@ func printPeers(w io.Writer, peers []api.Peer) {
 		if p.Reason != "" {
 			fmt.Fprintf(w, "  %s %s: %s\n", shortID(p.ID), p.State, p.Reason)
 		}
+		if p.Standing != "" && !p.Out {
+			fmt.Fprintf(w, "  %s audits: %s\n", shortID(p.ID), p.Standing)
+		}
 	}
 }
 

@@ -183,6 +183,9 @@ type Peer struct {
 	Rows     []Rows    `json:"rows,omitempty"`   // computed by it for this node
 	Failed   uint64    `json:"failed,omitempty"` // calls that it failed or answered too late
 
+	Standing string `json:"standing,omitempty"` // what audits of its answers say of it
+	Out      bool   `json:"out,omitempty"`      // for that it gets no calls now
+
 	Precision string `json:"precision,omitempty"` // of rows to its experts and back, unless that is f32
 }
 

@@ -100,6 +100,13 @@ func (m *Meter) Drop(model string, tokens uint64) {
 	}
 }
 
+// Forfeit takes from a worker of a model all that it did and was not drawn yet.
+func (m *Meter) Forfeit(model, peerID string) {
+	if p := m.pool(model); p != nil {
+		p.Forfeit(peerID)
+	}
+}
+
 // Report takes what a request of a model with so many tokens, prompt included, needs out of the
 // pool, by worker ascending: the work of its receipt. It asks the workers what they did, all at
 // once, those that carried it by whom they had it done, and signs what this node did itself.

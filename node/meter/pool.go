@@ -69,6 +69,16 @@ func (p *Pool) Pairs(peerID string, layer, pairs int) {
 	}
 }
 
+// Forfeit takes from a peer all that it has in the pool: what it computed was wrong, and whose
+// requests it was for is not told apart.
+func (p *Pool) Forfeit(peerID string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.accounts.by[peerID] != nil {
+		p.accounts.drop(peerID)
+	}
+}
+
 // add puts units into the account of a peer.
 func (p *Pool) add(peerID string, each func(put func(part int, units uint64))) {
 	p.mu.Lock()

@@ -68,6 +68,13 @@ func TestDraw(t *testing.T) {
 			p.Own(3, true)
 			p.Pairs(peerOf("a"), 0, 4)
 		}, 4, map[string][]settle.Line{"entry": lines(0, 4, 1, 4, 2, 12, 3, 4, 5, 4, 6, 12, 7, 4), "a": lines(2, 4)}},
+		{"what was wrong is not paid", func(p *Pool) {
+			p.Pairs(peerOf("a"), 0, 30)
+			p.Pairs(peerOf("b"), 0, 10)
+			p.Forfeit(peerOf("a"))
+			p.Forfeit(peerOf("c"))
+			p.Pairs(peerOf("a"), 2, 5)
+		}, 10, map[string][]settle.Line{"a": lines(6, 5), "b": lines(2, 10)}},
 		{"layers that there are not, peers without a key", func(p *Pool) {
 			p.Pairs(peerOf("a"), 3, 4)
 			p.Pairs(peerOf("a"), -1, 4)
