@@ -152,9 +152,7 @@ func TestLaneFor(t *testing.T) {
 		t.Error("two requests are in one lane, the other one is free")
 	}
 	for i, g := range running {
-		for _, token := range tokenIDs(t, g) {
-			first[i].Prompt = append(first[i].Prompt, token)
-		}
+		first[i].Prompt = append(first[i].Prompt, tokenIDs(t, g)...)
 	}
 	for i := range 2 { // those of the second lane first
 		i = 1 - i
