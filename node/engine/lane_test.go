@@ -197,8 +197,8 @@ func TestSecondLane(t *testing.T) {
 		spare bool
 		lanes int
 	}{
-		{"waits as long", 8 * time.Millisecond, true, 2},
-		{"no memory", 8 * time.Millisecond, false, 1},
+		{"waits longer", 4 * time.Millisecond, true, 2},
+		{"no memory", 4 * time.Millisecond, false, 1},
 		{"waits for hardly anything", 0, true, 1},
 		{"does nothing but wait", time.Second, true, 1},
 	} {
@@ -217,7 +217,7 @@ func TestSecondLane(t *testing.T) {
 				}
 			}
 			if st := e.Stats(); st.Lanes != tt.lanes || st.Failed > 0 {
-				t.Errorf("%+v, want %d lanes", st, tt.lanes)
+				t.Errorf("%+v, want %d lanes; %+v", st, tt.lanes, e.apart)
 			}
 		})
 	}
