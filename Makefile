@@ -1,6 +1,6 @@
 # Every target works from a plain checkout; `make help` lists them.
 .DEFAULT_GOAL := help
-.PHONY: help deps build test test-sdk test-settle settle-deps test-x402 x402-deps test-load test-net test-chaos test-reflink sim sim-scale soak test-vulkan test-arm check lint test-race demo demo-paid bench bench-plan bench-worker bench-hot bench-startup bench-lanes bench-rtt bench-server bench-peers bench-downloads bench-net bench-books bench-gossip fuzz clean clean-deps
+.PHONY: help deps build test test-sdk test-settle settle-deps test-x402 x402-deps test-load test-net test-chaos test-reflink sim sim-scale soak test-vulkan test-arm check lint test-race demo demo-paid bench bench-plan bench-worker bench-hot bench-startup bench-lanes bench-rtt bench-server bench-peers bench-downloads bench-net bench-books bench-gossip equivalence verify-cuda fuzz clean clean-deps
 
 STATICCHECK = honnef.co/go/tools/cmd/staticcheck@v0.8.2
 GO_FILES    = $(shell find cmd node p2p ring experts market settle ggml -name '*.go' 2>/dev/null)
@@ -164,6 +164,18 @@ bench-books: ## measure the books: quotes paid or reserved a second, each on the
 # One process holds all nodes, on a simulated network.
 bench-gossip: ## measure what gossip costs at rest, repeated and renewed, with NODES nodes (default 100)
 	KVASIR_GOSSIP_NODES=$(NODES) go test ./p2p -run '^$$' -bench GossipAtRest -benchtime 1x
+
+# The table that kvasir verify judges by is experts/tolerance/table.txt; what this leaves
+# in build/equivalence.txt takes its place where it should.
+equivalence: build ## measure this machine's backends against plain Go and each other, the operations and the shipped model
+	@mkdir -p build
+	bin/kvasird verify --rows 24 --table build/equivalence.txt --json build/equivalence.json --svg build/equivalence.svg
+
+verify-cuda: build ## the same with NVIDIA's backend, on a machine that has one (not measured yet)
+	packaging/deps.sh
+	BACKEND=cuda packaging/deps.sh
+	@bin/kvasird verify --model none --rows 1 --shapes tiny --backends CUDA0 >/dev/null 2>&1 || { echo "verify-cuda: no CUDA device is seen here: kvasir doctor says why" >&2; exit 1; }
+	bin/kvasird verify --rows 24 --json build/equivalence-cuda.json --svg build/equivalence-cuda.svg
 
 fuzz: deps ## run each fuzz target for FUZZTIME (default 5s)
 	@set -e; for pkg in $$(go list ./...); do \

@@ -61,6 +61,10 @@ type ContextConfig struct {
 	// Boundary keeps the rows after the last layer of every token: see Context.Hidden.
 	// It excludes Watch.
 	Boundary bool
+	// Trace is called in every Decode, on its thread, for the rows after each layer and for
+	// the experts that each router chose, in the order in which the library takes the
+	// tokens. It slows the decode, and excludes Watch and Boundary.
+	Trace func(Traced)
 	// Embeddings gives a vector for every sequence of a batch, by the model's pooling,
 	// instead of logits: see Context.Embedding. A batch has all of a sequence, from
 	// position 0, and its cells are removed before the next. It excludes Boundary.
@@ -169,3 +173,11 @@ type KernelConfig struct {
 
 // ErrNotLoaded is wrapped when a call names an expert that is not loaded.
 var ErrNotLoaded = errors.New("expert is not loaded")
+
+// Traced is what a layer of a traced Decode gave. Its memory is valid during the call.
+type Traced struct {
+	Layer   int
+	Width   int       // of a row: the model's EmbeddingLength, or the experts per token
+	Rows    []float32 // after the layer; nil where it is Experts
+	Experts []int32
+}

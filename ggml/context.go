@@ -7,6 +7,7 @@ package ggml
 #include "boundary.h"
 #include "bridge.h"
 #include "swarm.h"
+#include "trace.h"
 */
 import "C"
 
@@ -35,6 +36,8 @@ func (c *ContextConfig) fill() error {
 		return fmt.Errorf("context of %d tokens, batch %d, ubatch %d", c.Tokens, c.Batch, c.UBatch)
 	case c.Boundary && c.Watch[0] != "":
 		return errors.New("a context cannot have both Boundary and Watch")
+	case c.Trace != nil && (c.Boundary || c.Watch[0] != ""):
+		return errors.New("a context cannot have Trace beside Boundary or Watch")
 	case c.Embeddings && (c.Boundary || c.UBatch != c.Batch):
 		return errors.New("a context of embeddings has no Boundary, and computes a batch at once")
 	case c.Sequences > int(C.llama_max_parallel_sequences()):
@@ -56,6 +59,7 @@ type Context struct {
 	abort   *int32 // C memory, polled by the library
 	watch   *C.struct_kv_stopwatch
 	stage   stageState
+	trace   func(Traced)
 	handle  cgo.Handle
 	release func() bool
 	guesses guesses
@@ -96,6 +100,9 @@ func (m *Model) NewContext(cfg ContextConfig) (*Context, error) {
 		setName(&c.watch.from, cfg.Watch[0])
 		setName(&c.watch.to, cfg.Watch[1])
 		C.kv_set_stopwatch(&p, c.watch)
+	}
+	if c.trace = cfg.Trace; c.trace != nil {
+		C.kv_set_trace(&p, C.uintptr_t(c.handle))
 	}
 	c.newStage(cfg, &p)
 	loadMu.Lock()

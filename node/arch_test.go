@@ -52,6 +52,7 @@ var imports = map[string][]string{
 	"node/kv":               nil,
 	"node/cashier":          {"node/kv", "settle", "settle/solana", "settle/govern", "market", "p2p"},
 	"node/meter":            {"settle", "ggml/gguf", "p2p"},
+	"node/verify":           {"ggml", "ggml/gguf", "ggml/tensor", "experts/tolerance"},
 	"node/pay":              {"node/cashier", "node/gateway", "settle"},
 	"node/carry":            {"p2p", "node/gateway", "ggml/gguf"},
 	"node":                  {anyOfOurs},
@@ -61,6 +62,7 @@ var imports = map[string][]string{
 
 // testImports is what the tests of a package may import besides.
 var testImports = map[string][]string{
+	"node/verify":   {"ggml/tiny"},
 	"node/engine":   {"ggml/gguf"},
 	"experts/audit": {"ggml", "ggml/gguf", "ggml/tensor", "ggml/tiny"},
 	"settle/solana": {"settle/settletest"},

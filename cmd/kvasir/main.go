@@ -66,6 +66,7 @@ var commands = []command{
 	{name: "plan", args: "[MODEL] [flags]", about: "how a model would run on nodes: where, how fast, limited by what (runs kvasird plan)", run: sibling("plan")},
 	{name: "sim", args: "[SCENARIO…] [flags]", about: "play markets of agents over the real rules of price, fee and emission", run: simulate},
 	{name: "bench", args: "[worker] [flags]", about: "measure this machine, or what a worker gives on each of its backends (runs kvasird bench)", run: sibling("bench")},
+	{name: "verify", args: "[flags]", about: "measure this machine's backends against plain Go and each other (runs kvasird verify)", run: sibling("verify")},
 	{name: "doctor", args: "[flags]", about: "say what is wrong with this machine (runs kvasird doctor)", run: sibling("doctor")},
 	{name: "version", about: "print the version", run: version},
 }

@@ -31,6 +31,7 @@ var commands = []command{
 	{"model", "add, list, verify, remove and pin the models of this node's store", model},
 	{"plan", "[MODEL] [flags]: say how a model would run on this machine and its peers, or on nodes that a file describes, and how fast", plan},
 	{"bench", "[worker] [flags]: measure dispatch, swarm against alone, and the expert kernel; worker: a worker's tokens per second on every backend", bench},
+	{"verify", "measure this machine's backends against plain Go and each other, and say whether they agree", verifyBackends},
 	{"version", "print the version", version},
 	{"probe", "try out a model file (started by run, reads a request from its standard input)", probe},
 }
@@ -171,4 +172,13 @@ func bench(ctx context.Context, args []string) error {
 		return err
 	}
 	return node.Bench(ctx, opts, os.Stdout)
+}
+
+func verifyBackends(ctx context.Context, args []string) error {
+	set := flag.NewFlagSet("verify", flag.ContinueOnError)
+	opts := node.VerifyFlags(set)
+	if err := parse(set, args); err != nil {
+		return err
+	}
+	return node.Verify(ctx, opts, os.Stdout, os.Stderr)
 }
