@@ -9,10 +9,12 @@ import (
 const (
 	// OutScore is the score from which on a worker gets no calls. A finding of wrong work adds
 	// wrongScore, one of drift driftScore; a score halves every HalfLife. So wrong work costs an hour,
-	// and more when it is found again before it is forgotten: at most four hours and some.
+	// and more when it is found again before it is forgotten: at most four hours and some. Of drift it
+	// takes six findings in a few minutes: one who rounds otherwise than it says drifts in nearly every
+	// audit, an honest one may in a rare row that no measurement has met.
 	OutScore   = 0.5
 	wrongScore = 1
-	driftScore = 0.3
+	driftScore = 0.1
 	mostScore  = 16
 	HalfLife   = time.Hour
 )
