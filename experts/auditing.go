@@ -21,8 +21,8 @@ const (
 	auditsWaiting = 4
 	// mostAudited bounds the experts of a row that are compared.
 	mostAudited = 16
-	// UnknownBand is what two backends may differ by of which nothing is known, as audit.Distance
-	// measures it: some quantise rows, others do not.
+	// UnknownBand is what two backends may differ by of which nothing is known, as the Max of
+	// a tolerance.Delta measures it: some quantise rows, others do not.
 	UnknownBand = 0.25
 	// mostReplays bounds who computes a row again, at most so many beside who is audited.
 	mostReplays = 3

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"kvasird/experts/audit"
+	rows "kvasird/experts/tolerance"
 )
 
 // findings notes what Found and Fault tell.
@@ -242,7 +243,7 @@ func TestPrecisionBands(t *testing.T) {
 			call := testCall(seed, 1, false)
 			want, got := alone(t, k, call), through(t, p, k, call)
 			for i := range call.IDs {
-				most = math.Max(most, audit.Distance(got[i*testWidth:][:testWidth], want[i*testWidth:][:testWidth]))
+				most = math.Max(most, rows.Between(got[i*testWidth:][:testWidth], want[i*testWidth:][:testWidth]).Max)
 			}
 		}
 		t.Logf("%v: rows are off by up to %.3g, %.3g is allowed", p, most, precisionBand[p])

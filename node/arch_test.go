@@ -39,7 +39,7 @@ var imports = map[string][]string{
 	"experts/place":         {"ggml/gguf"},
 	"ring":                  {"ring/plan", "ring/draft", "p2p", "ggml/gguf", "ggml/tensor"},
 	"experts/tolerance":     {"ggml/tensor"},
-	"experts/audit":         nil,
+	"experts/audit":         {"experts/tolerance"},
 	"experts":               {"experts/place", "experts/tolerance", "experts/audit", "p2p", "ggml/gguf", "ggml/tensor"},
 	"node/api":              nil,
 	"node/client":           {"node/api"},

@@ -11,28 +11,6 @@ import (
 	"time"
 )
 
-func TestDistance(t *testing.T) {
-	inf := float32(math.Inf(1))
-	for _, tt := range []struct {
-		a, b []float32
-		want float64
-	}{
-		{[]float32{1, 1, 1, 1}, []float32{1, 1, 1, 1}, 0},
-		{[]float32{1, 1, 1, 1}, []float32{1, 1, 1, 2}, 1 / math.Sqrt(7.0/4)},
-		{[]float32{0, 0}, []float32{0, 0}, 0},
-		{[]float32{0, 0}, []float32{3, 4}, 4 / math.Sqrt(12.5)},
-		{[]float32{float32(math.NaN()), 0}, []float32{1, 0}, math.Inf(1)},
-		{[]float32{inf, 0}, []float32{inf, 0}, math.Inf(1)},
-	} {
-		if got := Distance(tt.a, tt.b); math.Abs(got-tt.want) > 1e-12 && got != tt.want {
-			t.Errorf("%v, %v: %v, want %v", tt.a, tt.b, got, tt.want)
-		}
-		if Distance(tt.a, tt.b) != Distance(tt.b, tt.a) {
-			t.Errorf("%v, %v: the order matters", tt.a, tt.b)
-		}
-	}
-}
-
 // TestJudge has answers of rows [1 x], so that the distance is about the difference of x.
 func TestJudge(t *testing.T) {
 	bands := func(a, b string) float64 {

@@ -17,6 +17,7 @@ import (
 	"testing"
 
 	"kvasird/experts/audit"
+	"kvasird/experts/tolerance"
 	"kvasird/ggml"
 	"kvasird/ggml/gguf"
 	"kvasird/ggml/tensor"
@@ -186,7 +187,7 @@ func (w *world) add(name string, answers [][]float32) {
 		most := audit.RoundingStep / headroom
 		for i := range calibrated {
 			for p := range used {
-				most = max(most, audit.Distance(answers[i][p*width:][:width], w.answers[o][i][p*width:][:width]))
+				most = max(most, tolerance.Between(answers[i][p*width:][:width], w.answers[o][i][p*width:][:width]).Max)
 			}
 		}
 		w.bands[[2]string{name, o}], w.bands[[2]string{o, name}] = headroom*most, headroom*most
@@ -371,7 +372,7 @@ func TestNobodyHonestIsBlamed(t *testing.T) {
 		by, second, third := pick()+"#1", pick()+"#2", pick()+"#3"
 		rows := w.answers[backend(by)][i]
 		for p := range used {
-			if d := audit.Distance(rows[p*width:][:width], w.answers[backend(second)][i][p*width:][:width]) / w.band(by, second); d > most {
+			if d := tolerance.Between(rows[p*width:][:width], w.answers[backend(second)][i][p*width:][:width]).Max / w.band(by, second); d > most {
 				most = d
 			}
 		}

@@ -2,7 +2,8 @@ package audit
 
 import (
 	"fmt"
-	"math"
+
+	"kvasird/experts/tolerance"
 )
 
 // SlashFactor is how many times the band of two backends an answer must be off to be wrong work,
@@ -22,7 +23,7 @@ type Answer struct {
 	Rows []float32
 }
 
-// Bands says how far the rows of two may be apart, as Distance measures it; "" is the own copy.
+// Bands says how far the rows of two may be apart, as tolerance.Delta's Max measures it; "" is the own copy.
 type Bands func(a, b string) float64
 
 // Outcome is what a comparison came to.
@@ -65,29 +66,11 @@ func (f Finding) Text() string {
 	return fmt.Sprintf("what it computed is off by %.2g from %s, where %.2g is allowed", f.Distance, than, f.Band)
 }
 
-// Distance is the largest difference of an element, relative to the larger one of the two rows' root
-// mean squares. Of rows that are not finite it is infinite.
-func Distance(a, b []float32) float64 {
-	var most, aa, bb float64
-	for i, x := range a {
-		x, y := float64(x), float64(b[i])
-		d := math.Abs(x - y)
-		if !(d <= math.MaxFloat64) { // NaN too
-			return math.Inf(1)
-		}
-		most, aa, bb = max(most, d), aa+x*x, bb+y*y
-	}
-	if most == 0 {
-		return 0
-	}
-	return most / math.Sqrt(max(aa, bb)/float64(len(a)))
-}
-
 // gap is how far two answers are apart, at the pair where that is most.
 func gap(width int, a, b Answer, bands Bands) (f Finding) {
 	f.Band, f.Outcome = bands(a.By, b.By), Alike
 	for i := 0; (i+1)*width <= len(a.Rows); i++ {
-		if d := Distance(a.Rows[i*width:][:width], b.Rows[i*width:][:width]); d > f.Distance {
+		if d := tolerance.Between(a.Rows[i*width:][:width], b.Rows[i*width:][:width]).Max; d > f.Distance {
 			f.Pair, f.Distance = i, d
 		}
 	}
