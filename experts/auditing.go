@@ -252,6 +252,9 @@ func (s *sample) evidence(f audit.Finding, answers []audit.Answer) Audited {
 // before it gets calls once more. Dispatcher.mu is held.
 func (d *Dispatcher) standsLocked(peer string, o audit.Outcome, why string, now time.Time) {
 	t := d.tallyLocked(peer)
+	if k := d.keepers[peer]; k != nil {
+		t = k.tally
+	}
 	t.standing.Take(o, why, now)
 	until := t.standing.Until(now)
 	t.outUntil.Store(until.UnixNano())

@@ -347,6 +347,9 @@ func (d *Dispatcher) judge(s *session, p *program, spans []span, experts []int32
 	}
 	st.trying = false
 	s.tellProver()
+	if s.tally.isOut(time.Now()) {
+		return nil // found meanwhile: it is tried again when it is let in again
+	}
 	offered := spansOf(s.offer.Slices, p.layer)
 	if err == nil {
 		var sure bool

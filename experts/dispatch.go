@@ -323,6 +323,7 @@ func (r *run) computeHere() {
 	if err := d.cfg.Local.Kernel.Compute(r.program.local.number, c.Rows, b.row, b.expert, b.out); err != nil {
 		r.localFailed = true
 		r.pending = append(r.pending, r.here...)
+		slices.Sort(r.pending) // a token's pairs lie together: see sumsFrom
 		if len(r.reasons) < maxReasons {
 			r.reasons = append(r.reasons, fmt.Sprintf("own copy: %v", err))
 		}

@@ -2,8 +2,11 @@ package node
 
 import (
 	"crypto/ed25519"
+	"crypto/sha256"
 	"encoding/hex"
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -94,11 +97,12 @@ func keepFinding(folder string, r audit.Record, key ed25519.PrivateKey) error {
 		return err
 	}
 	for len(list) >= mostFindings {
-		if err := os.Remove(filepath.Join(folder, list[0].Name())); err != nil {
+		if err := os.Remove(filepath.Join(folder, list[0].Name())); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
 		list = list[1:]
 	}
-	name := fmt.Sprintf("%012d-%s.cbor", r.Time, hex.EncodeToString(slices.Concat(r.Inputs[:4], r.Program[:2])))
+	of := sha256.Sum256(b)
+	name := fmt.Sprintf("%012d-%s.cbor", r.Time, hex.EncodeToString(of[:6]))
 	return os.WriteFile(filepath.Join(folder, name), b, 0o600)
 }

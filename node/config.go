@@ -128,7 +128,7 @@ type ModelConfig struct {
 	Interleave int      `toml:"interleave"` // contexts among which the sequences of a backbone whose experts are elsewhere are split; 0: one, and a second one where it pays
 	Rows       string   `toml:"rows"`       // how a stage sends rows to the next: f32 (exact), f16 (half the bytes); "": f32
 	Precision  string   `toml:"precision"`  // of rows to experts elsewhere, and back: see PrecisionAuto
-	Sums       string   `toml:"sums"`       // whether experts elsewhere send the sums of a token's rows: auto, where rows take long to come, on or off; "": auto
+	Sums       string   `toml:"sums"`       // whether experts elsewhere send the sums of a token's rows: auto, where rows take long to come and nothing is audited, on or off; "": auto
 
 	// ID is what Path names, when that is an id and no file; set by Validate.
 	ID *gguf.ModelID `toml:"-"`

@@ -102,7 +102,7 @@ func addSettings(set *flag.FlagSet, later func(func(*Config) error)) {
 	text("drafts", "whether a backbone whose experts are elsewhere guesses tokens: auto, where it pays, or off", func(c *Config) *string { return &c.Model.Drafts })
 	text("rows", "how a stage sends rows to the next one: f32 (exact) or f16 (half the bytes)", func(c *Config) *string { return &c.Model.Rows })
 	text("precision", "how rows travel to experts elsewhere: auto (f32), f32 (exact), f16, bf16 (half the bytes) or q8 (a quarter)", func(c *Config) *string { return &c.Model.Precision })
-	text("sums", "whether experts elsewhere send one sum for a token in place of its rows: auto (where rows take long to come), on or off", func(c *Config) *string { return &c.Model.Sums })
+	text("sums", "whether experts elsewhere send one sum for a token in place of its rows: auto (where rows take long to come and nothing is audited), on or off", func(c *Config) *string { return &c.Model.Sums })
 	number("threads", "`number` of threads that compute (default: one per core)", func(c *Config) *int { return &c.Threads })
 	number("context", "`tokens` of all running sequences together", func(c *Config) *int { return &c.Model.Context })
 	number("deadline", "`seconds` that a request may take", func(c *Config) *int { return &c.Deadline })
